@@ -1,0 +1,23 @@
+# Two commands do everything, set-up included: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_OFFLINE := 1
+
+.PHONY: setup demo test clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: setup
+	$(BIN)/effuse run demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2 tests
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

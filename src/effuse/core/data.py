@@ -1,0 +1,105 @@
+"""What a client holds: labelled images as integers, the split that gave them to it, and where they came from."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from effuse.core.errors import DataError
+from effuse.core.spec import Spec, spec
+
+Split = Literal["train", "test"]
+
+
+class Shape(NamedTuple):
+    """What a network must know of the data it is made for."""
+
+    side: int
+    channels: int
+    classes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Labelled square images, N x C x H x W, as the unsigned integers they were stored as."""
+
+    images: Tensor  # uint8, or int32 for 16-bit sources; on the meta device when only labels are known
+    labels: Tensor  # int64
+    classes: tuple[str, ...]
+    peak: int = 255  # the integer that means white
+    groups: Tensor | None = None  # int64, one per image: a patient, a writer
+    domains: Tensor | None = None  # int64, one per image: the collection that the image came from
+    flip: bool = False  # training batches are mirrored at random
+
+    def __post_init__(self) -> None:
+        n, _, height, width = self.images.shape
+        if height != width:
+            raise DataError(f"images of {height}x{width} are not square; add crop or resize to the data's transforms")
+        if self.labels.shape != (n,):
+            raise DataError(f"{n} images but {tuple(self.labels.shape)} labels; each image needs one label")
+        if n and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
+            low, high = int(self.labels.min()), int(self.labels.max())
+            raise DataError(f"labels run from {low} to {high} but there are {len(self.classes)} classes")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(side=self.images.shape[-1], channels=self.images.shape[1], classes=len(self.classes))
+
+    def to(self, device: torch.device) -> "Dataset":
+        return dataclasses.replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def floats(self, images: Tensor) -> Tensor:
+        """Stored integers as floats in [-1, 1]."""
+        return images.float() * (2.0 / self.peak) - 1.0
+
+    def histogram(self, rows: Tensor | None = None) -> list[int]:
+        """How many images each class has."""
+        labels = self.labels if rows is None else self.labels[rows.to(self.labels.device)]
+        return torch.bincount(labels.cpu(), minlength=len(self.classes)).tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The rows of a data set that one client owns; nothing is copied."""
+
+    dataset: Dataset
+    rows: Tensor  # int64 row numbers, on the CPU
+
+    @classmethod
+    def whole(cls, dataset: Dataset) -> "Shard":
+        return cls(dataset, torch.arange(len(dataset)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def histogram(self) -> list[int]:
+        return self.dataset.histogram(self.rows)
+
+
+@spec
+class Source(Spec, ABC):
+    """A place where labelled images come from."""
+
+    @abstractmethod
+    def load(self, split: Split) -> Dataset:
+        """Read one split, transforms applied."""
+
+
+@spec
+class Partition(Spec, ABC):
+    """A rule that deals the images of a data set out to clients."""
+
+    seed: int | None = None  # None: derived from the run's seed
+    legacy: bool = False  # draw from numpy's legacy generator, as the published splits did
+    by_group: bool = False  # no group (a patient) straddles two clients
+
+    @abstractmethod
+    def split(self, dataset: Dataset, clients: int, seed: int) -> list[np.ndarray]:
+        """Row numbers for each client, disjoint, none empty."""

@@ -1,0 +1,49 @@
+"""Errors that end in one sentence: the place, the value, the remedy."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class EffuseError(Exception):
+    """Anything effuse refuses or cannot do; the command line prints it without a traceback."""
+
+
+class RecipeError(EffuseError):
+    """A recipe, a key or a value that does not fit the closed grammar or the declared types."""
+
+
+class DataError(EffuseError):
+    """Data that is missing, unreadable or inconsistent."""
+
+
+class PartitionError(EffuseError):
+    """A split of the data that its bounds do not allow."""
+
+
+class ModelError(EffuseError):
+    """Parameters that do not fit the network they are meant for."""
+
+
+class WireError(EffuseError):
+    """A message that is malformed, of an unknown type, or carries what may not travel."""
+
+
+class FederationError(EffuseError):
+    """A rule of the protocol between server and clients that was broken."""
+
+
+class TrainingError(EffuseError):
+    """Training that produced a non-finite number."""
+
+
+class RunError(EffuseError):
+    """A run folder that cannot be written, read or resumed."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A tail for 'unknown name' errors: the closest valid names, or all of them when none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    return "valid: " + ", ".join(known)

@@ -1,0 +1,68 @@
+"""What is measured on a model, and the protocol that every number carries."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from effuse.core.data import Dataset
+from effuse.core.spec import Spec, spec
+from effuse.core.wire import message
+
+Protocol: TypeAlias = dict[str, str | int | float | bool | None]
+
+
+@message
+class Images:
+    """Generated images in [-1, 1], N x C x H x W, with the labels they were asked for."""
+
+    pixels: Tensor  # float32
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def bytes(self) -> Tensor:
+        """Rounded to uint8, as they would be stored."""
+        return ((self.pixels + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+    def first(self, n: int) -> "Images":
+        return Images(self.pixels[:n], None if self.labels is None else self.labels[:n])
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """A number with the protocol that makes it comparable, and what a reader must be warned of."""
+
+    value: float
+    protocol: Protocol
+    warning: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What a metric may look at: real data, and samples or predictions of the model under test."""
+
+    train: Dataset
+    test: Dataset
+    data: str  # the data source in the grammar, transforms included: part of every protocol and cache key
+    device: torch.device
+    samples: Callable[[int], Images]  # the first n samples of the evaluation's own stream; drawn once and shared
+    predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
+    cache: Path | None = None  # reference features and encoders live here between evaluations and runs
+
+    def real(self, split: str) -> Dataset:
+        return self.train if split == "train" else self.test
+
+
+@spec
+class Metric(Spec, ABC):
+    """A measure of a model; its numbers are keyed by name."""
+
+    @abstractmethod
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        """The numbers, each with its protocol."""

@@ -1,0 +1,109 @@
+"""A network as a value: the architecture is data, the parameters are named tensors."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.data import Shape
+from effuse.core.errors import ModelError
+from effuse.core.params import Buffers, Params
+from effuse.core.rng import Stream, keyed
+from effuse.core.spec import Spec, spec, with_values
+from effuse.core.wire import message
+
+
+@spec
+class Arch(Spec, ABC):
+    """A network's shape; `side`, `channels` and `classes` are filled in from the data when left open."""
+
+    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # part -> prefixes of parameter names; together they match each once
+
+    side: int | None = None
+    channels: int | None = None
+    classes: int | None = None
+
+    def resolved(self, shape: Shape) -> "Arch":
+        """This architecture made for data of that shape; what the recipe fixed stays."""
+        ours = {"side": self.side, "channels": self.channels, "classes": self.classes}
+        theirs = {"side": shape.side, "channels": shape.channels, "classes": shape.classes}
+        return with_values(self, "model", **{k: theirs[k] if v is None else v for k, v in ours.items()})
+
+    @property
+    def shape(self) -> Shape:
+        if self.side is None or self.channels is None or self.classes is None:
+            raise ModelError(f"{self} is not resolved: its side, channels or classes are still open")
+        return Shape(self.side, self.channels, self.classes)
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The network with fresh parameters from torch's default generator."""
+
+    def initial(self, stream: Stream) -> "Model":
+        """The model that a run starts from."""
+        with keyed(stream):
+            net = self.build()
+        return Model(self, Params.of(net), Buffers.of(net))
+
+    def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
+        """Write the network in a form that others can open; overridden where a library has one of its own."""
+        raise ModelError(f"{self.name} has no folder format of its own")
+
+    def part_of(self, name: str) -> str:
+        """The part that a parameter belongs to."""
+        found = [part for part, prefixes in self.parts.items() if any(_under(name, p) for p in prefixes)]
+        if len(found) != 1:
+            raise ModelError(f"{self.name}: parameter '{name}' belongs to {found or 'no part'}; it must be exactly one")
+        return found[0]
+
+
+def _under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+@message
+class Model:
+    """An architecture and the values that fill it."""
+
+    arch: Arch
+    params: Params
+    buffers: Buffers
+
+    def holding(self, params: Params) -> "Model":
+        """This model with some or all parameters replaced."""
+        return dataclasses.replace(self, params=self.params.holding(params))
+
+    def part(self, *names: str) -> Params:
+        """The parameters of the named parts."""
+        unknown = [n for n in names if n not in self.arch.parts]
+        if unknown:
+            raise ModelError(f"{self.arch.name} has no part '{unknown[0]}'; it has {', '.join(self.arch.parts) or 'none'}")
+        return self.params.select(lambda k: self.arch.part_of(k) in names)
+
+    def lerp(self, other: "Model", weight: float) -> "Model":
+        if self.arch != other.arch:
+            raise ModelError("two models of different architectures cannot be averaged")
+        return Model(self.arch, self.params.lerp(other.params, weight), self.buffers.lerp(other.buffers, weight))
+
+    def to(self, device: torch.device | str) -> "Model":
+        return Model(self.arch, self.params.to(device), self.buffers.to(device))
+
+
+@torch.no_grad()
+def fill(net: nn.Module, model: Model) -> None:
+    """Copy a model's values into a network of its architecture."""
+    for own, given in ((dict(net.named_parameters()), model.params), (dict(net.named_buffers()), model.buffers)):
+        targets: list[Tensor] = []
+        for name, value in given.items():
+            if name not in own or own[name].shape != value.shape:
+                raise ModelError(f"'{name}' of shape {tuple(value.shape)} does not fit {model.arch.name}")
+            targets.append(own[name])
+        if targets:
+            torch._foreach_copy_(targets, given.tensors)
+    missing = dict(net.named_parameters()).keys() - model.params.keys()
+    if missing:
+        raise ModelError(f"{model.arch.name} got no value for '{sorted(missing)[0]}'")

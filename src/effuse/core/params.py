@@ -1,0 +1,179 @@
+"""Named tensors with algebra: what a network knows, apart from the network."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.errors import ModelError
+
+T = TypeVar("T")
+
+
+class Params(Mapping[str, Tensor]):
+    """Trainable values by name, contiguous fp32, never written in place; on the meta device they have shapes only."""
+
+    __slots__ = ("_tensors",)
+    counted = True  # the ledger counts these as parameters, not as bytes alone
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    @classmethod
+    def of(cls, net: nn.Module) -> Self:
+        """A copy of a network's present parameters."""
+        return cls({k: _own(p) for k, p in net.named_parameters()})
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} tensors, {self.numel} values)"
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return list(self._tensors.values())
+
+    @property
+    def numel(self) -> int:
+        return sum(t.numel() for t in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors)
+
+    @property
+    def hollow(self) -> bool:
+        """Shapes without numbers, as the rehearsal moves them."""
+        return any(t.is_meta for t in self.tensors)
+
+    def __add__(self, other: "Params") -> Self:
+        return self._with(torch._foreach_add(self.tensors, self._matching(other)))
+
+    def __sub__(self, other: "Params") -> Self:
+        return self._with(torch._foreach_sub(self.tensors, self._matching(other)))
+
+    def __mul__(self, factor: float) -> Self:
+        return self._with(torch._foreach_mul(self.tensors, factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Self:
+        return self._with(torch._foreach_div(self.tensors, divisor))
+
+    def __neg__(self) -> Self:
+        return self * -1.0
+
+    def lerp(self, other: "Params", weight: float) -> Self:
+        """The point at `weight` of the way from here to `other`."""
+        return self._with(torch._foreach_lerp(self.tensors, self._matching(other), weight))
+
+    def zeros(self) -> Self:
+        return self.map(torch.zeros_like)
+
+    def norm(self) -> Tensor:
+        """The Euclidean length of all values together."""
+        return torch.stack(torch._foreach_norm(self.tensors)).norm()
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)({k: change(t) for k, t in self._tensors.items()})
+
+    def to(self, device: torch.device | str) -> Self:
+        if all(t.device == torch.device(device) for t in self.tensors):
+            return self
+        return self.map(lambda t: t.to(device))
+
+    def select(self, belongs: Callable[[str], bool]) -> Self:
+        return type(self)({k: t for k, t in self._tensors.items() if belongs(k)})
+
+    def holding(self, other: "Params") -> Self:
+        """These values with those of `other` in place of their namesakes."""
+        stray = [k for k in other if k not in self._tensors]
+        if stray:
+            raise ModelError(f"'{stray[0]}' is not among the {len(self)} tensors it should replace")
+        for k, t in other.items():
+            _same_shape(k, self._tensors[k], t)
+        return type(self)({k: other[k] if k in other else t for k, t in self._tensors.items()})
+
+    def finite(self) -> bool:
+        """Whether every value is a number."""
+        floats = [t for t in self.tensors if t.is_floating_point() and t.numel()]
+        if not floats or self.hollow:
+            return True
+        # an infinite or missing value survives the maximum norm, and no finite one overflows it
+        return bool(torch.stack(torch._foreach_norm(floats, float("inf"))).isfinite().all())
+
+    def digest(self) -> str:
+        """SHA-256 of names, types, shapes and bytes, in the order of the names."""
+        h = hashlib.sha256()
+        for name in sorted(self._tensors):
+            t = self._tensors[name].detach().cpu().contiguous()
+            h.update(f"{name} {str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}\n".encode())
+            h.update(memoryview(t.reshape(-1).view(torch.uint8).numpy()) if t.numel() else b"")
+        return h.hexdigest()
+
+    def _with(self, tensors: Iterable[Tensor]) -> Self:
+        return type(self)(dict(zip(self._tensors, tensors)))
+
+    def _matching(self, other: "Params") -> list[Tensor]:
+        if not isinstance(other, Params):
+            raise TypeError(f"Params meet Params, not {type(other).__name__}")
+        if self._tensors.keys() != other._tensors.keys():
+            odd = sorted(self._tensors.keys() ^ other._tensors.keys())
+            raise ModelError(f"two sets of parameters do not match: {len(odd)} names differ, such as '{odd[0]}'")
+        for k, t in self._tensors.items():
+            _same_shape(k, t, other._tensors[k])
+        return [other._tensors[k] for k in self._tensors]
+
+
+class Buffers(Params):
+    """Values that a network keeps but does not train (BatchNorm's statistics); they count in bytes only."""
+
+    __slots__ = ()
+    counted = False
+
+    @classmethod
+    def of(cls, net: nn.Module) -> Self:
+        kept = net.state_dict(keep_vars=True).keys()
+        return cls({k: _own(b) for k, b in net.named_buffers() if k in kept})
+
+    def lerp(self, other: "Params", weight: float) -> Self:
+        """Floats are averaged; integers (counters) take the maximum."""
+        pairs = zip(self, self.tensors, self._matching(other))
+        return type(self)(
+            {k: torch.lerp(a, b, weight) if a.is_floating_point() else torch.maximum(a, b) for k, a, b in pairs}
+        )
+
+
+def mean(updates: Iterable[tuple[T, float]]) -> T:
+    """The weighted mean of parameters or models, holding one of them at a time.
+
+    A running mean, so that equal updates average to exactly themselves and the weights need not be known beforehand.
+    """
+    average: Any = None
+    total = 0.0
+    for value, weight in updates:
+        if not weight > 0:
+            raise ModelError(f"an update has weight {weight}; weights must be positive")
+        total += weight
+        average = value if average is None else average.lerp(value, weight / total)
+    if average is None:
+        raise ModelError("there is nothing to average: no client answered")
+    return average
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _same_shape(name: str, a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:
+        raise ModelError(f"'{name}' has shape {tuple(b.shape)} where {tuple(a.shape)} is expected")

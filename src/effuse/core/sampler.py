@@ -1,0 +1,30 @@
+"""How a trained model draws images."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from effuse.core.spec import Spec, spec
+from effuse.core.task import Task
+
+Predict = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x_t, t, labels) -> the network's output
+
+
+@spec
+class Sampler(Spec, ABC):
+    """A way from noise to images; all randomness of a batch comes from one generator, in diffusers' order."""
+
+    batch: int = 500  # images drawn together; part of the result, since each batch has a generator of its own
+
+    @abstractmethod
+    def draw(
+        self, net: Predict, task: Task, shape: torch.Size, labels: Tensor | None, generator: torch.Generator, tick: Callable[[], None]
+    ) -> Tensor:
+        """Images in [-1, 1]; `tick` is called after every network evaluation."""
+
+    @abstractmethod
+    def scheduler(self, task: Task) -> Any:
+        """The diffusers scheduler behind it, which is saved beside the model."""

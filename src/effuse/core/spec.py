@@ -1,0 +1,282 @@
+"""Specs: frozen, validated values that print, parse and travel in one closed grammar.
+
+A spec is a dataclass of plain choices: a data source, a partition, an architecture, a solver, an algorithm, a whole recipe.
+The grammar has literals, lists and calls, `label_skew(beta=0.5, mask=True)`; it is parsed with `ast` and never evaluated.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import pkgutil
+import re
+import types
+import typing
+from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
+
+import pydantic
+
+from effuse.core.errors import RecipeError, nearest
+
+LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, filling the memory of whoever parses a manifest is not
+SPEC_PACKAGES = ("core", "data", "models", "diffusion", "metrics", "algorithms")
+
+
+class Spec:
+    """Base of every spec; a subclass is known by its snake_case name, or by `class X(Base, name="x")`."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, name: str | None = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        cls.name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __str__(self) -> str:
+        return text(self, full=False)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def spec(cls: type) -> type:
+    """Declare a spec: a frozen keyword-only dataclass whose values are checked against their annotations."""
+    config = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+    return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config, repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A parsed `name(args, key=value)` whose target type is not known yet."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+def parse(source: str) -> Any:
+    """Turn text of the grammar into literals, tuples and `Call`s; `hf:NAME` is short for `hf("NAME")`."""
+    prefixed = re.fullmatch(r"([a-z_]+):(\S+)", source.strip())
+    if prefixed:
+        return Call(prefixed[1], (prefixed[2],))
+    try:
+        return _value(ast.parse(source.strip(), mode="eval").body, source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise RecipeError(f"cannot read '{_clip(source)}': expected a literal, a list or name(key=value)") from None
+
+
+def _value(node: ast.AST, source: str) -> Any:
+    match node:
+        case ast.Constant(value=value) if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if type(value) in (int, float):
+            return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return tuple(_value(item, source) for item in items)
+        case ast.BinOp(op=ast.Mult(), left=ast.List() as left, right=ast.Constant(value=int(times))):
+            items = _value(left, source)
+            if not 0 <= len(items) * times <= LONGEST_LIST:
+                raise RecipeError(f"'{_clip(source)}': a list of {len(items) * times} items; at most {LONGEST_LIST}")
+            return items * times
+        case ast.Name() | ast.Attribute():
+            return Call(_dotted(node, source))
+        case ast.Call(func=func, args=args, keywords=keywords) if all(k.arg for k in keywords):
+            kwargs = tuple((str(k.arg), _value(k.value, source)) for k in keywords)
+            return Call(_dotted(func, source), tuple(_value(a, source) for a in args), kwargs)
+    raise RecipeError(f"'{_clip(source)}': '{_clip(ast.unparse(node))}' is neither a literal, a list nor name(key=value)")
+
+
+def _dotted(node: ast.AST, source: str) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr):
+            return f"{_dotted(value, source)}.{attr}"
+    raise RecipeError(f"'{_clip(source)}': '{_clip(ast.unparse(node))}' is not a name")
+
+
+def build(value: Any, hint: Any, where: str) -> Any:
+    """Give a parsed value the type that `hint` asks for, resolving names among the known specs."""
+    if isinstance(value, Call):
+        base = spec_type(hint)
+        if base is not None:
+            return _build_spec(value, base, where)
+        if accepts_text(hint) and not value.args and not value.kwargs:
+            return value.name
+        raise RecipeError(f"{where}: '{value.name}(...)' does not belong here; expected {describe(hint)}")
+    if isinstance(value, str) and not accepts_text(hint) and spec_type(hint) is not None:
+        return build(parse(value), hint, where)
+    if isinstance(value, tuple):
+        inner = _item_hint(hint)
+        return tuple(build(item, inner, f"{where}[{i}]") for i, item in enumerate(value))
+    return value
+
+
+def build_text(source: str, hint: Any, where: str) -> Any:
+    """Parse text for a place of a known type; where plain text is welcome, anything unparsable is that text."""
+    try:
+        value = parse(source)
+    except RecipeError:
+        if accepts_text(hint):
+            return source
+        raise
+    if accepts_text(hint) and spec_type(hint) is None and isinstance(value, Call):
+        return source
+    return build(value, hint, where)
+
+
+def _build_spec(call: Call, base: type, where: str) -> Spec:
+    cls = find(base, call.name, where)
+    hints = field_hints(cls)
+    if len(call.args) > len(hints):
+        raise RecipeError(f"{where}: {cls.name} takes at most {len(hints)} values, got {len(call.args)}")
+    given = list(zip(hints, call.args)) + list(call.kwargs)
+    values: dict[str, Any] = {}
+    for key, value in given:
+        if key not in hints:
+            raise RecipeError(f"{where}: {cls.name} has no key '{key}'; {nearest(key, hints)}")
+        if key in values:
+            raise RecipeError(f"{where}: {cls.name} is given '{key}' twice")
+        values[key] = build(value, hints[key], f"{where}.{key}")
+    return make(cls, values, where)
+
+
+def make(cls: type, values: dict[str, Any], where: str) -> Any:
+    """Construct a spec, telling a wrong value as one sentence."""
+    try:
+        return cls(**values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join([where, *(str(p) for p in first["loc"])])
+        if first["type"] == "missing":
+            raise RecipeError(f"{place}: {cls.name} needs a value for '{first['loc'][-1]}'") from None
+        if first["type"] == "value_error":
+            raise RecipeError(f"{where}: {first['ctx']['error']}") from None
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise RecipeError(f"{place}: {_clip(repr(first['input']))} is wrong, {message}") from None
+
+
+def replace(value: Spec, path: list[str], source: str, where: str = "") -> Spec:
+    """Set one key, given as a dotted path, from text of the grammar."""
+    key, rest = path[0], path[1:]
+    hints = field_hints(type(value))
+    place = f"{where}.{key}" if where else key
+    if key not in hints:
+        raise RecipeError(f"{where or 'recipe'}: no key '{key}'; {nearest(key, hints)}")
+    if rest:
+        inner = getattr(value, key)
+        if not isinstance(inner, Spec):
+            raise RecipeError(f"{place}: {inner!r} has no keys of its own, so '{'.'.join(path)}' leads nowhere")
+        new = replace(inner, rest, source, place)
+    else:
+        new = build_text(source, hints[key], place)
+    return with_values(value, place, **{key: new})
+
+
+def with_values(value: Spec, where: str, **changes: Any) -> Any:
+    """A copy of a spec with some values changed, checked like a new one."""
+    values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+    return make(type(value), values | changes, where)
+
+
+def text(value: Any, full: bool = True) -> str:
+    """Print a value in the grammar; `full` names every key, otherwise only those that differ from their default."""
+    if isinstance(value, Spec):
+        shown = []
+        for f in dataclasses.fields(value):  # type: ignore[arg-type]
+            item = getattr(value, f.name)
+            if full or item != f.default:
+                shown.append(f"{f.name}={text(item, full)}")
+        return f"{value.name}({', '.join(shown)})"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(text(item, full) for item in value) + "]"
+    return repr(value)
+
+
+@functools.cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """The annotated keys of a spec class, in order of declaration."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def find(base: type, name: str, where: str) -> type:
+    """The subclass of `base` with this name; case and underscores do not matter."""
+    known = registry(base)
+    found = known.get(_plain(name))
+    if found is None:
+        kind = "name" if base is Spec else base.name.replace("_", " ")
+        raise RecipeError(f"{where}: no {kind} '{name}'; {nearest(name, (c.name for c in known.values()))}")
+    return found
+
+
+def registry(base: type) -> dict[str, type]:
+    """Every concrete spec below `base`, found by importing effuse's packages; two of one name are an error."""
+    import_packages(SPEC_PACKAGES)
+    known: dict[str, type] = {}
+    queue = [base]
+    while queue:
+        cls = queue.pop()
+        queue.extend(cls.__subclasses__())
+        if not dataclasses.is_dataclass(cls) or getattr(cls, "__abstractmethods__", None) or "__abstract__" in vars(cls):
+            continue
+        other = known.setdefault(_plain(cls.name), cls)
+        if other is not cls and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise RecipeError(f"two {base.__name__}s are called '{cls.name}': {other.__module__} and {cls.__module__}")
+    return known
+
+
+@functools.cache
+def import_packages(packages: tuple[str, ...]) -> None:
+    """Import every module of the named effuse packages, so that what they define can be found by name."""
+    for package in packages:
+        root = importlib.import_module(f"effuse.{package}")
+        for module in pkgutil.iter_modules(root.__path__, f"{root.__name__}."):
+            importlib.import_module(module.name)
+
+
+def spec_type(hint: Any) -> type | None:
+    """The spec class that an annotation asks for, if it does."""
+    for member in _members(hint):
+        if isinstance(member, type) and issubclass(member, Spec):
+            return member
+    return None
+
+
+def accepts_text(hint: Any) -> bool:
+    return any(m is str or isinstance(m, str) for m in _members(hint))
+
+
+def describe(hint: Any) -> str:
+    """An annotation in a reader's words."""
+    words = []
+    for member in _members(hint):
+        if isinstance(member, type) and issubclass(member, Spec):
+            words.append(f"a {member.name.replace('_', ' ')}")
+        else:
+            words.append(getattr(member, "__name__", None) or repr(member))
+    return " or ".join(words)
+
+
+def _members(hint: Any) -> list[Any]:
+    """The alternatives of an annotation: a union's members, a Literal's values, or itself."""
+    origin = get_origin(hint)
+    if origin is typing.Annotated:
+        return _members(get_args(hint)[0])
+    if origin in (Union, types.UnionType):
+        return [m for arg in get_args(hint) for m in _members(arg)]
+    if origin is Literal:
+        return list(get_args(hint))
+    return [hint]
+
+
+def _item_hint(hint: Any) -> Any:
+    for member in _members(hint):
+        if get_origin(member) is tuple:
+            return get_args(member)[0]
+    return object
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _clip(source: str, limit: int = 120) -> str:
+    return source if len(source) <= limit else source[: limit - 3] + "..."

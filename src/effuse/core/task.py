@@ -1,0 +1,58 @@
+"""What a network is trained for: which randomness a batch needs and what the loss is."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.spec import Spec, spec
+
+Given: TypeAlias = Mapping[str, Any]  # Params, tensors and 0-d tensors that a loss or a direction was handed
+Loss: TypeAlias = Callable[["Net", "Batch", Given], Tensor]
+Direction: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Given], Mapping[str, Tensor]]
+
+
+@dataclasses.dataclass
+class Batch:
+    """One step's input with all its randomness drawn already, so that the step itself is a pure function."""
+
+    x: Tensor  # clean images in [-1, 1]
+    labels: Tensor
+    task: "Task"
+    drawn: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what the task drew: t, noise, dropped labels
+    weight: Tensor | None = None  # 1 for an image, 0 for padding; None when nothing is padded
+
+    def mean(self, per_image: Tensor) -> Tensor:
+        """The mean over the images that are not padding."""
+        if self.weight is None:
+            return per_image.mean()
+        return (per_image * self.weight).sum() / self.weight.sum()
+
+
+class Net:
+    """A network as a loss sees it: call it, look at its parameters, or run it with other weights."""
+
+    def __init__(self, module: nn.Module, params: Mapping[str, Tensor] | None = None) -> None:
+        self.module = module
+        self.params = dict(module.named_parameters()) if params is None else params
+
+    def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        if params is None:
+            return self.module(*inputs)
+        return torch.func.functional_call(self.module, dict(params), inputs)
+
+
+@spec
+class Task(Spec, ABC):
+    """A training objective."""
+
+    @abstractmethod
+    def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """The randomness of a batch of `n` images, from one generator on the batch's device."""
+
+    @abstractmethod
+    def loss(self, net: Net, batch: Batch) -> Tensor:
+        """The mean loss of a batch; pure, so that it can be compiled and captured."""

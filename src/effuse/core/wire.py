@@ -1,0 +1,283 @@
+"""The closed wire: only `@message` types cross or are saved; tensors as safetensors, the rest as JSON, never pickle.
+
+Encoding and decoding follow the annotations. A blob is one safetensors file whose metadata holds the JSON.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from effuse.core.errors import EffuseError, WireError
+from effuse.core.params import Buffers, Params
+from effuse.core.spec import Spec, build, parse, text
+
+SCALARS = (bool, int, float, str)
+MESSAGES: dict[str, type] = {}
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def message(cls: type) -> type:
+    """Declare a type that may cross the wire or be saved: a frozen dataclass whose annotations are all closed."""
+    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    for field, hint in message_hints(made).items():
+        check(hint, f"{made.__qualname__}.{field}")
+    other = MESSAGES.setdefault(_tag(made), made)
+    if (other.__module__, other.__qualname__) != (made.__module__, made.__qualname__):
+        raise WireError(f"two messages are called '{_tag(made)}': in {other.__module__} and in {made.__module__}")
+    MESSAGES[_tag(made)] = made
+    return made
+
+
+def _tag(cls: type) -> str:
+    return f"{cls.__module__.rpartition('.')[2]}.{cls.__qualname__}"
+
+
+def is_message(cls: Any) -> bool:
+    return isinstance(cls, type) and MESSAGES.get(_tag(cls)) is cls
+
+
+@functools.cache
+def message_hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def check(hint: Any, where: str) -> None:
+    """Refuse an annotation that would let anything pass."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in (None, type(None), Tensor, Params, Buffers, *SCALARS) or is_message(hint):
+        return
+    if isinstance(hint, type) and issubclass(hint, Spec):
+        return
+    if origin is Literal and all(isinstance(a, SCALARS) for a in args):
+        return
+    if origin in (Union, types.UnionType, list, tuple) and args:
+        for arg in args:
+            if arg is not Ellipsis:
+                check(arg, where)
+        return
+    if origin is dict and args and args[0] in (int, str):
+        return check(args[1], where)
+    raise WireError(
+        f"{where} is annotated {hint!r}, which may not cross the wire; use numbers, text, Params, tensors, messages, "
+        "or lists, tuples and dicts of them with their types spelt out"
+    )
+
+
+def encode(value: Any, hint: Any, wire: str = "fp32") -> bytes:
+    """Bytes of a value of the annotated type."""
+    tensors: list[Tensor] = []
+    tree = _pack(value, hint, tensors, "message")
+    named = {f"{i:06d}": rounded(t, wire).detach().cpu().contiguous() for i, t in enumerate(tensors)}
+    return safetensors.torch.save(named, {"effuse": json.dumps(tree, allow_nan=False, separators=(",", ":"))})
+
+
+def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
+    """The value in `blob`, which must be of the annotated type and hold nothing else."""
+    if limit is not None and len(blob) > limit:
+        raise WireError(f"a message of {len(blob)} bytes is over its limit of {limit}")
+    try:
+        header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+        tree = json.loads(header["__metadata__"]["effuse"], parse_constant=_no_constant)
+        named = safetensors.torch.load(blob)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WireError(f"a message of {len(blob)} bytes cannot be read: {type(error).__name__}: {error}") from None
+    tensors = [named[k] for k in sorted(named)]
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel() and not bool(tensor.float().norm(float("inf")).isfinite()):
+            raise WireError("a message holds a tensor with a non-finite number")
+    used: set[int] = set()
+    value = _unpack(tree, hint, tensors, used, "message")
+    if len(used) != len(tensors):
+        raise WireError(f"a message brings {len(tensors) - len(used)} tensors that nothing in it names")
+    return value
+
+
+def rounded(tensor: Tensor, wire: str) -> Tensor:
+    return tensor.to(torch.bfloat16) if wire == "bf16" and tensor.dtype == torch.float32 else tensor
+
+
+def each_params(value: Any) -> Iterator[Params | Tensor]:
+    """Every Params and every bare tensor within a message, for whoever counts or watches them."""
+    if isinstance(value, (Params, Tensor)):
+        yield value
+    elif is_message(type(value)):
+        for field in dataclasses.fields(value):
+            yield from each_params(getattr(value, field.name))
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from each_params(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from each_params(item)
+
+
+def transformed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same message with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Params):
+        return value.map(change)
+    if is_message(type(value)):
+        items = {f.name: transformed(getattr(value, f.name), change) for f in dataclasses.fields(value)}
+        return type(value)(**items)
+    if isinstance(value, dict):
+        return {k: transformed(v, change) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(transformed(v, change) for v in value)
+    return value
+
+
+def _pack(value: Any, hint: Any, tensors: list[Tensor], where: str) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _pack(value, _member(value, args, where), tensors, where)
+    if not _fits(value, hint):
+        raise WireError(f"{where} is {type(value).__name__}, but {hint} is declared")
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return len(tensors) - 1
+    if isinstance(value, Params):
+        tensors.extend(value.tensors)
+        return [len(tensors) - len(value), *value]
+    if isinstance(value, Spec):
+        return text(value)
+    if is_message(type(value)):
+        hints = message_hints(type(value))
+        fields = {f: _pack(getattr(value, f), h, tensors, f"{where}.{f}") for f, h in hints.items()}
+        return {"": _tag(type(value)), **fields}
+    if origin is dict:
+        return {str(k): _pack(v, args[1], tensors, f"{where}[{k}]") for k, v in value.items()}
+    if origin in (list, tuple):
+        return [_pack(v, h, tensors, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, _items(hint, len(value), where)))]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise WireError(f"{where} is {value}, which is not a finite number")
+    return float(value) if hint is float else value
+
+
+def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: str) -> Any:
+    def take(i: Any) -> Tensor:
+        if type(i) is not int or not 0 <= i < len(tensors) or i in used:
+            raise WireError(f"{where} names tensor {i!r}, which is not there or taken already")
+        used.add(i)
+        return tensors[i]
+
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _unpack(tree, _tree_member(tree, args, where), tensors, used, where)
+    if hint is Tensor:
+        return take(tree)
+    if hint in (Params, Buffers):
+        if not isinstance(tree, list) or not tree or type(tree[0]) is not int or not all(isinstance(n, str) for n in tree[1:]):
+            raise WireError(f"{where} is not a list of tensor names")
+        if len(set(tree[1:])) != len(tree) - 1:
+            raise WireError(f"{where} names a tensor twice")
+        # bf16 is a way to travel; everyone computes in fp32
+        return hint({n: _widened(take(tree[0] + i)) for i, n in enumerate(tree[1:])})
+    if isinstance(hint, type) and issubclass(hint, Spec):
+        if not isinstance(tree, str):
+            raise WireError(f"{where} is {type(tree).__name__}, but a {hint.name} is declared")
+        try:
+            return build(parse(tree), hint, where)
+        except EffuseError as error:
+            raise WireError(str(error)) from None
+    if is_message(hint):
+        cls = MESSAGES.get(tree.get("", "")) if isinstance(tree, dict) else None
+        if cls is None or not issubclass(cls, hint):
+            raise WireError(f"{where} is not a {_tag(hint)}")
+        hints = message_hints(cls)
+        if tree.keys() != hints.keys() | {""}:
+            raise WireError(f"{where} has the fields {sorted(tree)[1:]}, not those of {_tag(cls)}: {sorted(hints)}")
+        return cls(**{f: _unpack(tree[f], h, tensors, used, f"{where}.{f}") for f, h in hints.items()})
+    if origin is dict and isinstance(tree, dict):
+        return {_key(k, args[0], where): _unpack(v, args[1], tensors, used, f"{where}[{k}]") for k, v in tree.items()}
+    if origin in (list, tuple) and isinstance(tree, list):
+        items = zip(tree, _items(hint, len(tree), where))
+        return origin(_unpack(v, h, tensors, used, f"{where}[{i}]") for i, (v, h) in enumerate(items))
+    if hint is float and type(tree) is int:
+        return float(tree)
+    if not _fits(tree, hint):
+        raise WireError(f"{where} is {type(tree).__name__}, but {hint} is declared")
+    if isinstance(tree, float) and not math.isfinite(tree):
+        raise WireError(f"{where} is {tree}, which is not a finite number")
+    return tree
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if hint is None or hint is type(None):
+        return value is None
+    if origin is Literal:
+        return any(value == a and type(value) is type(a) for a in get_args(hint))
+    if origin is not None:
+        return isinstance(value, origin)
+    if hint is float:
+        return type(value) in (float, int)
+    if hint in (int, bool, Params, Buffers):
+        return type(value) is hint
+    return isinstance(value, hint)
+
+
+def _member(value: Any, args: tuple[Any, ...], where: str) -> Any:
+    for arg in sorted(args, key=lambda a: a is float):  # an int is an int first
+        if _fits(value, arg):
+            return arg
+    raise WireError(f"{where} is {type(value).__name__}, which none of the declared types admits")
+
+
+def _tree_member(tree: Any, args: tuple[Any, ...], where: str) -> Any:
+    """Which member of a union a JSON tree was written for."""
+    if tree is None and type(None) in args:
+        return type(None)
+    for arg in (a for a in args if a is not type(None)):
+        if is_message(arg):
+            cls = MESSAGES.get(tree.get("", "")) if isinstance(tree, dict) else None
+            if cls is not None and issubclass(cls, arg):
+                return arg
+        elif arg in (Params, Buffers, Tensor) or get_origin(arg) in (list, tuple, dict):
+            shape = {Tensor: int, Params: list, Buffers: list, dict: dict}.get(get_origin(arg) or arg, list)
+            if type(tree) is shape:
+                return arg
+        elif isinstance(arg, type) and issubclass(arg, Spec):
+            if isinstance(tree, str):
+                return arg
+        elif _fits(tree, arg):
+            return arg
+    raise WireError(f"{where} fits none of the declared types")
+
+
+def _items(hint: Any, n: int, where: str) -> list[Any]:
+    args = get_args(hint)
+    if get_origin(hint) is list:
+        return [args[0]] * n
+    if len(args) == 2 and args[1] is Ellipsis:
+        return [args[0]] * n
+    if len(args) != n:
+        raise WireError(f"{where} has {n} items, but {len(args)} are declared")
+    return list(args)
+
+
+def _key(key: str, kind: type, where: str) -> int | str:
+    if kind is str:
+        return key
+    if not key.removeprefix("-").isdecimal():
+        raise WireError(f"{where} has the key '{key}', which is not a whole number")
+    return int(key)
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a finite number")
