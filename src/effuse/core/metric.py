@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ class Subject:
     samples: Callable[[int], Images]  # the first n samples of the evaluation's own stream; drawn once and shared
     predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
     cache: Path | None = None  # reference features and encoders live here between evaluations and runs
+    # what the metrics of one evaluation share: loaded encoders, features of the samples
+    memo: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def real(self, split: str) -> Dataset:
         return self.train if split == "train" else self.test
@@ -62,6 +64,14 @@ class Subject:
 @spec
 class Metric(Spec, ABC):
     """A measure of a model; its numbers are keyed by name."""
+
+    @property
+    def samples(self) -> int:
+        """How many generated images it looks at."""
+        return getattr(self, "n", 0)
+
+    def ready(self, conditional: bool) -> None:
+        """Refuse before computing what `measure` would refuse later: a missing file, a model without labels."""
 
     @abstractmethod
     def measure(self, subject: Subject) -> dict[str, Measurement]:

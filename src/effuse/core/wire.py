@@ -31,19 +31,20 @@ def message(cls: type) -> type:
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
     for field, hint in message_hints(made).items():
         check(hint, f"{made.__qualname__}.{field}")
-    other = MESSAGES.setdefault(_tag(made), made)
+    other = MESSAGES.setdefault(message_name(made), made)
     if (other.__module__, other.__qualname__) != (made.__module__, made.__qualname__):
-        raise WireError(f"two messages are called '{_tag(made)}': in {other.__module__} and in {made.__module__}")
-    MESSAGES[_tag(made)] = made
+        raise WireError(f"two messages are called '{message_name(made)}': in {other.__module__} and in {made.__module__}")
+    MESSAGES[message_name(made)] = made
     return made
 
 
-def _tag(cls: type) -> str:
+def message_name(cls: type) -> str:
+    """What a message type is called on the wire."""
     return f"{cls.__module__.rpartition('.')[2]}.{cls.__qualname__}"
 
 
 def is_message(cls: Any) -> bool:
-    return isinstance(cls, type) and MESSAGES.get(_tag(cls)) is cls
+    return isinstance(cls, type) and MESSAGES.get(message_name(cls)) is cls
 
 
 @functools.cache
@@ -77,8 +78,8 @@ def check(hint: Any, where: str) -> None:
 def encode(value: Any, hint: Any, wire: str = "fp32") -> bytes:
     """Bytes of a value of the annotated type."""
     tensors: list[Tensor] = []
-    tree = _pack(value, hint, tensors, "message")
-    named = {f"{i:06d}": rounded(t, wire).detach().cpu().contiguous() for i, t in enumerate(tensors)}
+    tree = _pack(map_params(value, _narrowed) if wire == "bf16" else value, hint, tensors, "message")
+    named = {f"{i:06d}": t.detach().cpu().contiguous() for i, t in enumerate(tensors)}
     return safetensors.torch.save(named, {"effuse": json.dumps(tree, allow_nan=False, separators=(",", ":"))})
 
 
@@ -103,8 +104,9 @@ def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
     return value
 
 
-def rounded(tensor: Tensor, wire: str) -> Tensor:
-    return tensor.to(torch.bfloat16) if wire == "bf16" and tensor.dtype == torch.float32 else tensor
+def through_wire(value: Any, wire: str) -> Any:
+    """What arrives when `value` is sent: the simulator's stand-in for encoding and decoding."""
+    return map_params(value, lambda t: _widened(_narrowed(t))) if wire == "bf16" else value
 
 
 def each_params(value: Any) -> Iterator[Params | Tensor]:
@@ -122,19 +124,17 @@ def each_params(value: Any) -> Iterator[Params | Tensor]:
             yield from each_params(item)
 
 
-def transformed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same message with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
+def map_params(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same message with every tensor of its Params changed."""
     if isinstance(value, Params):
         return value.map(change)
     if is_message(type(value)):
-        items = {f.name: transformed(getattr(value, f.name), change) for f in dataclasses.fields(value)}
+        items = {f.name: map_params(getattr(value, f.name), change) for f in dataclasses.fields(value)}
         return type(value)(**items)
     if isinstance(value, dict):
-        return {k: transformed(v, change) for k, v in value.items()}
+        return {k: map_params(v, change) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(transformed(v, change) for v in value)
+        return type(value)(map_params(v, change) for v in value)
     return value
 
 
@@ -155,7 +155,7 @@ def _pack(value: Any, hint: Any, tensors: list[Tensor], where: str) -> Any:
     if is_message(type(value)):
         hints = message_hints(type(value))
         fields = {f: _pack(getattr(value, f), h, tensors, f"{where}.{f}") for f, h in hints.items()}
-        return {"": _tag(type(value)), **fields}
+        return {"": message_name(type(value)), **fields}
     if origin is dict:
         return {str(k): _pack(v, args[1], tensors, f"{where}[{k}]") for k, v in value.items()}
     if origin in (list, tuple):
@@ -194,10 +194,10 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
     if is_message(hint):
         cls = MESSAGES.get(tree.get("", "")) if isinstance(tree, dict) else None
         if cls is None or not issubclass(cls, hint):
-            raise WireError(f"{where} is not a {_tag(hint)}")
+            raise WireError(f"{where} is not a {message_name(hint)}")
         hints = message_hints(cls)
         if tree.keys() != hints.keys() | {""}:
-            raise WireError(f"{where} has the fields {sorted(tree)[1:]}, not those of {_tag(cls)}: {sorted(hints)}")
+            raise WireError(f"{where} has the fields {sorted(tree)[1:]}, not those of {message_name(cls)}: {sorted(hints)}")
         return cls(**{f: _unpack(tree[f], h, tensors, used, f"{where}.{f}") for f, h in hints.items()})
     if origin is dict and isinstance(tree, dict):
         return {_key(k, args[0], where): _unpack(v, args[1], tensors, used, f"{where}[{k}]") for k, v in tree.items()}
@@ -211,6 +211,10 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
     if isinstance(tree, float) and not math.isfinite(tree):
         raise WireError(f"{where} is {tree}, which is not a finite number")
     return tree
+
+
+def _narrowed(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
 
 
 def _widened(tensor: Tensor) -> Tensor:

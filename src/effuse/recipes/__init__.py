@@ -1,0 +1,52 @@
+"""Recipes are functions, found by name: `demo`, `feddiffuse.full(profile="code")`, or a run's manifest."""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+from effuse.core.errors import RecipeError, nearest
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.spec import Call, build, parse
+
+
+@functools.cache
+def catalogue() -> dict[str, Callable[..., Recipe]]:
+    """Every public function of this package's modules that returns a Recipe; `demo.demo` is just `demo`."""
+    found: dict[str, Callable[..., Recipe]] = {}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        loaded = importlib.import_module(module.name)
+        short = module.name.rpartition(".")[2]
+        for name, function in inspect.getmembers(loaded, inspect.isfunction):
+            local = function.__module__ == loaded.__name__ and not name.startswith("_")
+            if local and typing.get_type_hints(function).get("return") is Recipe:
+                found[short if name == short else f"{short}.{name}"] = function
+    return found
+
+
+def find_recipe(source: str) -> tuple[str, Recipe]:
+    """The recipe behind a name, a call, or the path of a manifest; and what to call it."""
+    if source.endswith(".json") or Path(source).is_dir():
+        manifest = read_manifest(Path(source))
+        return str(manifest.get("name") or "run"), Recipe.restore(manifest["recipe"])
+    call = parse(source)
+    if not isinstance(call, Call):
+        raise RecipeError(f"'{source}' is not a recipe; {nearest(source, catalogue())}")
+    function = catalogue().get(call.name)
+    if function is None:
+        raise RecipeError(f"no recipe '{call.name}'; {nearest(call.name, catalogue())}")
+    hints = typing.get_type_hints(function)
+    names = list(inspect.signature(function).parameters)
+    given = dict(zip(names, call.args)) | dict(call.kwargs)
+    for key in given:
+        if key not in names:
+            raise RecipeError(f"recipe {call.name} has no argument '{key}'; {nearest(key, names) if names else 'it takes none'}")
+    for key, value in given.items():
+        given[key] = build(value, hints[key], f"{call.name}.{key}")
+        choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else ()
+        if choices and given[key] not in choices:
+            raise RecipeError(f"recipe {call.name}: {key}={given[key]!r}; {nearest(str(given[key]), map(str, choices))}")
+    return call.name, function(**given)

@@ -1,0 +1,36 @@
+"""Centralised: all data in one place, the bound that federation is measured against."""
+
+from effuse.core.algorithm import Algorithm, Server
+from effuse.core.federation import Federation
+from effuse.core.model import Model
+from effuse.core.params import Params
+from effuse.core.solvers import Solver
+from effuse.core.spec import spec
+from effuse.core.wire import message
+
+
+@message
+class Pooled(Server):
+    """The model and, where the solver keeps one, its per-step average."""
+
+    average: Params | None = None
+
+
+@spec
+class Centralised(Algorithm):
+    """Each round is one fit on everything: as many images as a FedAvg round with all clients sees."""
+
+    local: Solver
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        return Pooled(model)
+
+    def round(self, server: Pooled, fed: Federation) -> Server:
+        bench = fed.workbench
+        net = bench.load(server.model)
+        fit = bench.fit(net, self.local, fed.pool(), average=server.average)
+        fed.losses.append((fit.loss, fit.images))
+        return Pooled(bench.unload(net), average=fit.average)
+
+    def average(self, server: Pooled) -> Params | None:
+        return server.average

@@ -1,0 +1,42 @@
+"""LocalOnly: each site alone, with the same total steps: is joining worth it?"""
+
+from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.federation import Federation
+from effuse.core.model import Model
+from effuse.core.solvers import Solver
+from effuse.core.spec import spec
+from effuse.core.wire import message
+from effuse.core.workbench import Client
+
+
+@message
+class Progress:
+    """All that a lone site tells."""
+
+    weight: float
+    loss: float
+
+
+@spec
+class LocalOnly(Algorithm):
+    """The initial model is sent once; after that every client trains a model of its own."""
+
+    personal = True
+
+    local: Solver
+
+    def round(self, server: Server, fed: Federation) -> Server:
+        first = server.model if fed.federated == 0 else None
+        for _ in fed.ask(self.train, fed.clients, model=first):
+            pass
+        return server
+
+    @on_client
+    def train(self, client: Client, model: Model | None) -> Progress:
+        net = client.load(self.own(client, model))
+        fit = client.fit(net, self.local, client.data)
+        client.state["model"] = client.unload(net)
+        return Progress(float(client.size), fit.loss)
+
+    def own(self, client: Client, model: Model | None) -> Model:
+        return client.state.get("model", model)

@@ -1,0 +1,30 @@
+"""`effuse evaluate`: measure a trained model again, perhaps by other metrics."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from effuse.cli import app
+from effuse.cli.options import Device, Json, Quiet, RunPath, Settings
+from effuse.cli.progress import show_metrics
+from effuse.engines.evaluation import evaluate_run
+
+
+@app.command()
+def evaluate(
+    run: RunPath,
+    metrics: Annotated[str | None, typer.Option(help="Instead of the recipe's, such as '[fid(n=1000), kid(n=1000)]'.")] = None,
+    set: Settings = None,
+    ema: Annotated[bool, typer.Option("--ema", help="Measure the moving average of the weights.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a run's saved model; numbers and protocols go to RUN/evaluation.json."""
+    settings = [*([f"evaluate.metrics={metrics}"] if metrics else []), *(set or [])]
+    found: dict[str, Any] = evaluate_run(run, settings, ema=ema, device=device)
+    if as_json:
+        print(json.dumps({"run": str(run), "metrics": found}))
+    elif not quiet:
+        show_metrics(found)

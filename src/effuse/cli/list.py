@@ -1,0 +1,64 @@
+"""`effuse list`: what can be named in a recipe."""
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from effuse.cli import app
+from effuse.cli.options import Json
+from effuse.core.algorithm import Algorithm
+from effuse.core.data import Partition, Source
+from effuse.core.metric import Metric
+from effuse.core.model import Arch
+from effuse.core.sampler import Sampler
+from effuse.core.solvers import Solver
+from effuse.core.spec import field_hints, registry
+from effuse.core.task import Task
+from effuse.recipes import catalogue, find_recipe
+
+KINDS: dict[str, type] = {
+    "data": Source, "partition": Partition, "model": Arch, "task": Task, "algorithm": Algorithm, "solver": Solver,
+    "sampler": Sampler, "metric": Metric,
+}  # fmt: skip
+
+
+@app.command("list")
+def list_(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Show the keys of one recipe instead.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List recipes and everything that `--set` can name; with a recipe, its keys and values."""
+    if recipe is not None:
+        _, found = find_recipe(recipe)
+        keys = {key: str(getattr(found, key)) for key in field_hints(type(found))}
+        print(json.dumps(keys)) if as_json else _table(recipe, [(k, v, "") for k, v in keys.items()])
+        return
+    known: dict[str, dict[str, str]] = {"recipe": {n: _first_line(f) for n, f in sorted(catalogue().items())}}
+    for kind, base in KINDS.items():
+        known[kind] = {_call(cls): _first_line(cls) for cls in sorted(registry(base).values(), key=lambda c: c.name)}
+    if as_json:
+        print(json.dumps(known))
+    else:
+        _table("what a recipe can name", [(kind, name, line) for kind, names in known.items() for name, line in names.items()])
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left", box=None)
+    shown = None
+    for kind, name, line in rows:
+        table.add_row("" if kind == shown else kind, name, line)
+        shown = kind
+    Console().print(table)
+
+
+def _call(cls: Any) -> str:
+    own = [k for k in field_hints(cls) if k not in ("transforms",)]
+    return f"{cls.name}({', '.join(own)})" if len(own) <= 4 else f"{cls.name}({', '.join(own[:4])}, ...)"
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]

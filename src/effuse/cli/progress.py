@@ -1,0 +1,144 @@
+"""What a run looks like while it goes, and when it is over."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from effuse.core.machine import Meter
+from effuse.core.recipe import Recipe
+from effuse.engines.observer import Observer
+
+BAR = 24
+
+
+def amount(size: float) -> str:
+    """Bytes for a reader."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return ""
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a reader."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+class Display(Observer):
+    """A live line: round, loss, images a second, traffic, time left; plain lines where there is no terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console()
+        self.live = Live("", console=self.console, refresh_per_second=8, transient=True) if self.console.is_terminal else None
+        self.rounds = self.done = self.first = 0
+        self.loss: float | None = None
+        self.traffic = 0
+        self.words = "starting"
+        self.meter = Meter()
+        self.began = self.last = time.monotonic()
+        self.rate = 0.0
+        self.images = 0
+
+    def __enter__(self) -> "Display":
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self.live:
+            self.live.stop()
+
+    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter) -> None:
+        self.rounds, self.first, self.done, self.meter = recipe.rounds, first, first, meter
+        self.began = self.last = time.monotonic()
+        self.words = "training"
+        meter.watcher = self._refresh
+        start = f"from round {first}" if first else f"{recipe.rounds} rounds"
+        self._say(f"{recipe.algorithm.name}, {recipe.clients} clients, {start}, into {folder}")
+
+    def phase(self, words: str) -> None:
+        self.words = words
+        self._refresh(force=True)
+
+    def replied(self, t: int, client: int, loss: float | None) -> None:
+        self.loss, self.words = (self.loss if loss is None else loss), f"round {t + 1}, client {client} done"
+        self._refresh(force=True)
+
+    def closed(self, record: dict[str, Any]) -> None:
+        self.done = record["t"] + 1
+        self.loss = record["loss"] if record["loss"] is not None else self.loss
+        self.traffic += record["traffic"]["bytes"]["total"]
+        self.words = "training"
+        rate = record["images"] / max(1e-9, record["seconds"]["round"])
+        if self.live is None or "metrics" in record:
+            metrics = "".join(f", {name} {value:.4g}" for name, value in record.get("metrics", {}).items())
+            loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
+            self._say(f"round {self.done}/{self.rounds}{loss}, {rate:,.0f} images/s, {amount(self.traffic)}{metrics}")
+        self._refresh(force=True)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def _refresh(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if self.live is None or (not force and now - self.last < 0.1):
+            return
+        if now - self.last >= 0.1:
+            self.rate = 0.8 * self.rate + 0.2 * (self.meter.images - self.images) / (now - self.last)
+            self.images, self.last = self.meter.images, now
+        share = self.done / max(1, self.rounds)
+        bar = "━" * int(BAR * share) + "╌" * (BAR - int(BAR * share))
+        spent = now - self.began
+        left = duration(spent / (self.done - self.first) * (self.rounds - self.done)) if self.done > self.first else "?"
+        loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
+        rate = f"  {self.rate:,.0f} images/s" if self.rate >= 1 else ""
+        line = f"{bar} {self.done}/{self.rounds}{loss}{rate}  {amount(self.traffic)}  {duration(spent)} gone, {left} left  {self.words}"
+        self.live.update(line)
+
+
+def show_metrics(metrics: dict[str, Any]) -> None:
+    """A table of numbers; what each means is in its protocol."""
+    table = Table(title="metrics", title_justify="left")
+    table.add_column("name")
+    table.add_column("value", justify="right")
+    table.add_column("note")
+    for name, m in metrics.items():
+        spread = f" ± {m['std']:.4g}" if "std" in m else ""
+        table.add_row(name, f"{m['value']:.4g}{spread}", m.get("warning", ""))
+    Console().print(table)
+
+
+def show_result(result: dict[str, Any], folder: Path) -> None:
+    """The summary of a finished run."""
+    if result["metrics"]:
+        show_metrics(result["metrics"])
+    table = Table(title="run", show_header=False, title_justify="left")
+    traffic = result["traffic"]["bytes"]
+    table.add_row("rounds", str(result["rounds"]))
+    table.add_row("images trained", f"{result['images']:,}")
+    table.add_row("traffic", f"{amount(traffic['up'])} up, {amount(traffic['down'])} down")
+    table.add_row("parameters", f"{result['parameters']:,}")
+    table.add_row("time", duration(result["seconds"]))
+    table.add_row("weights_sha256", result["weights_sha256"])
+    grids = sorted((folder / "samples").glob("*.png"))
+    if grids:
+        table.add_row("samples", str(grids[-1]))
+    table.add_row("model", str(folder / "model"))
+    Console().print(table)
+
+
+def show_spread(spread: dict[str, Any], seeds: list[int]) -> None:
+    """Mean and spread over seeds."""
+    table = Table(title=f"over seeds {', '.join(map(str, seeds))}", title_justify="left")
+    for column in ("name", "mean", "std", *(f"seed {s}" for s in seeds)):
+        table.add_column(column, justify="left" if column == "name" else "right")
+    for name, s in spread.items():
+        table.add_row(name, f"{s['mean']:.4g}", f"{s['std']:.2g}", *(f"{v:.4g}" for v in s["values"]))
+    Console().print(table)

@@ -1,0 +1,125 @@
+"""An algorithm: hyper-parameters, a server program, and the jobs it sends to clients."""
+
+import dataclasses
+import inspect
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from effuse.core.errors import FederationError, WireError
+from effuse.core.metric import Images
+from effuse.core.model import Model
+from effuse.core.params import Params
+from effuse.core.sampler import Sampler
+from effuse.core.spec import Spec, spec
+from effuse.core.wire import check, is_message, message
+from effuse.core.workbench import Client
+
+if typing.TYPE_CHECKING:
+    from effuse.core.federation import Federation
+
+FEDERATE = "federate"  # the phase whose rounds the recipe counts
+
+
+@message
+class Server:
+    """What the server knows after a round; it is a message, so a checkpoint is its wire form."""
+
+    model: Model
+    phase: str = dataclasses.field(default=FEDERATE, kw_only=True)
+
+
+@message
+class Drawn:
+    """A client's personal model, shown by what it draws and by its digest; the model itself stays."""
+
+    images: Images
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What may be asked of a client: a name, the message it takes, the message it gives."""
+
+    name: str
+    arguments: type  # a message made from the signature
+    returns: Any
+
+
+def on_client(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a method as a job; its annotated arguments and its return value are all that crosses."""
+    function.__on_client__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def _job(cls: type, function: Callable[..., Any]) -> Job:
+    where = f"{cls.__qualname__}.{function.__name__}"
+    hints = typing.get_type_hints(function)
+    names = list(inspect.signature(function).parameters)[2:]  # self, client
+    missing = [n for n in (*names, "return") if n not in hints]
+    if missing:
+        raise WireError(f"job {where}: '{missing[0]}' has no annotation; what crosses the wire must be declared")
+    check(hints["return"], f"{where}'s return value")
+    made = type(where, (), {"__annotations__": {n: hints[n] for n in names}, "__module__": cls.__module__})
+    return Job(function.__name__, message(made), hints["return"])
+
+
+@spec
+class Algorithm(Spec, ABC):
+    """A frozen set of hyper-parameters with straight-line code on both sides of `fed.ask`."""
+
+    jobs: ClassVar[dict[str, Job]] = {}
+    personal: ClassVar[bool] = False  # clients end up with models of their own, evaluated where they are
+    early_stop: ClassVar[str | None] = None  # what makes `done` depend on trained values; a rehearsal then plays every round
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        own = {name: _job(cls, f) for name, f in vars(cls).items() if getattr(f, "__on_client__", False)}
+        cls.jobs = {**cls.jobs, **own}
+
+    def setup(self, model: Model, fed: "Federation") -> Server:
+        """The state before the first round; neither fits nor generates."""
+        return Server(model)
+
+    @abstractmethod
+    def round(self, server: Server, fed: "Federation") -> Server:
+        """One round: ask clients, combine their answers."""
+
+    def done(self, server: Server) -> bool:
+        """Whether to stop before the recipe's last round."""
+        return False
+
+    def deliver(self, server: Server) -> Model:
+        """The global model that is evaluated and saved."""
+        return server.model
+
+    def average(self, server: Server) -> Params | None:
+        """A moving average of the weights that the algorithm keeps itself; reported beside the model."""
+        return None
+
+    def own(self, client: Client, model: Model) -> Model:
+        """A client's personal model, given the global one."""
+        raise FederationError(f"{self.name} has no personal models")
+
+    @on_client
+    def draw(self, client: Client, model: Model, n: int, sampler: Sampler) -> Drawn:
+        own = self.own(client, model)
+        return Drawn(client.generate(own, n, sampler), own.params.digest())
+
+
+Algorithm.jobs = {"draw": _job(Algorithm, Algorithm.draw)}
+
+
+def job_of(algorithm: Algorithm, name: str) -> Job:
+    """The declared job of that name; nothing else can be dispatched."""
+    if name not in algorithm.jobs:
+        raise FederationError(f"{algorithm.name} has no job '{name}'; it has {', '.join(sorted(algorithm.jobs))}")
+    return algorithm.jobs[name]
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """A message's fields without copying what they hold."""
+    if not is_message(type(value)):
+        raise WireError(f"{type(value).__name__} is not a message")
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

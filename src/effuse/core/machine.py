@@ -1,0 +1,212 @@
+"""The machine under a workbench: it does the arithmetic of training and sampling, and is the only place with `backward()`."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.data import Shard
+from effuse.core.errors import TrainingError
+from effuse.core.metric import Images
+from effuse.core.model import Arch, Model, fill
+from effuse.core.params import Params
+from effuse.core.rng import Stream, keyed
+from effuse.core.sampler import Sampler
+from effuse.core.solvers import Fit, Solver
+from effuse.core.task import Batch, Direction, Given, Loss, Net, Task
+
+
+@dataclasses.dataclass
+class Meter:
+    """Counts work as it is done, for whoever shows progress."""
+
+    images: int = 0  # trained
+    evaluations: int = 0  # network evaluations while sampling
+    watcher: Callable[[], None] = lambda: None
+
+    def trained(self, images: int) -> None:
+        self.images += images
+        self.watcher()
+
+    def sampled(self, images: int) -> None:
+        self.evaluations += images
+        self.watcher()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """One fit: what to minimise, how, on what, with which randomness."""
+
+    solver: Solver
+    shard: Shard
+    lr: float
+    stream: Stream
+    place: int  # the client's id, or the server's
+    where: str  # 'round 3, client 7, job train', for errors
+    loss: Loss | None = None
+    direction: Direction | None = None
+    given: Given = dataclasses.field(default_factory=dict)
+    optimiser: Params | None = None  # kept optimiser state
+    average: Params | None = None  # where the per-step EMA left off
+
+
+class Machine(ABC):
+    """Where networks live, learn and draw."""
+
+    device: torch.device
+    meter: Meter
+
+    @abstractmethod
+    def load(self, model: Model) -> nn.Module:
+        """A network holding the model's values; it is the caller's until `release`."""
+
+    def release(self) -> None:
+        """Take back every network handed out; called when a job is over."""
+
+    @abstractmethod
+    def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
+        """Train the network; returns what was done and the optimiser's state where it is kept."""
+
+    @abstractmethod
+    def generate(self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+        """Draw images from a trained network."""
+
+
+class Eager(Machine):
+    """Plain PyTorch, one operation after another: the reference for every faster path."""
+
+    def __init__(self, device: torch.device, task: Task) -> None:
+        self.device = device
+        self.task = task
+        self.meter = Meter()
+        self._pool: dict[Arch, list[nn.Module]] = defaultdict(list)
+        self._lent: dict[Arch, int] = defaultdict(int)
+
+    def load(self, model: Model) -> nn.Module:
+        # building a U-Net costs more than a training step: networks are kept and refilled
+        pool, lent = self._pool[model.arch], self._lent[model.arch]
+        if lent == len(pool):
+            with keyed(Stream(("blank",))), torch.device(self.device):
+                pool.append(model.arch.build())
+        self._lent[model.arch] += 1
+        fill(pool[lent], model)
+        return pool[lent]
+
+    def release(self) -> None:
+        self._lent.clear()
+
+    def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
+        solver = work.solver
+        net.train()
+        params = dict(net.named_parameters())
+        optimiser = solver.optimiser(list(params.values()), work.lr)
+        if work.optimiser is not None:
+            restore(optimiser, params, work.optimiser)
+        given = {k: self._placed(v) for k, v in work.given.items()}
+        loss_of = work.loss or (lambda net, batch, given: batch.task.loss(net, batch))
+        view = Net(net)
+        average = {k: t.clone() for k, t in (work.average or Params.of(net)).items()} if solver.ema else None
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        with keyed(work.stream.child("dropout")):
+            for batch in self.batches(work):
+                optimiser.zero_grad(set_to_none=True)
+                loss = loss_of(view, batch, given)
+                loss.backward()
+                if work.direction is not None:
+                    with torch.no_grad():
+                        grads = {k: p.grad if p.grad is not None else torch.zeros_like(p) for k, p in params.items()}
+                        for k, g in work.direction(grads, params, given).items():
+                            params[k].grad = g
+                if solver.clip is not None:
+                    nn.utils.clip_grad_norm_(params.values(), solver.clip, foreach=True)
+                optimiser.step()
+                if average is not None:
+                    torch._foreach_lerp_(list(average.values()), [p.detach() for p in params.values()], 1 - solver.ema)
+                losses.append(loss.detach())
+                sizes.append(len(batch.labels))
+                self.meter.trained(len(batch.labels))
+        mean = mean_loss(losses, sizes, work)
+        for p in params.values():
+            p.grad = None  # a pooled network must not hold a second copy of itself between jobs
+        kept = kept_state(optimiser, params) if solver.state == "kept" else None
+        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None), kept
+
+    def batches(self, work: Work) -> Iterator[Batch]:
+        """The batches of a fit, their randomness drawn; always drawn for a full batch, so that padding changes nothing."""
+        data, size, solver = work.shard.dataset, work.solver.batch, work.solver
+        order, generator = work.stream.child("order").torch(), work.stream.child("draw").torch(self.device)
+        left = solver.steps_on(len(work.shard))
+        while left:
+            rows = work.shard.rows[torch.randperm(len(work.shard), generator=order)]
+            for i in range(0, len(rows), size):
+                if not left:
+                    return
+                left -= 1
+                yield self._batch(data, rows[i : i + size], size, generator)
+
+    def _batch(self, data: Any, rows: Tensor, size: int, generator: torch.Generator) -> Batch:
+        n = len(rows)
+        rows = rows.to(data.images.device)
+        x, labels = data.floats(data.images[rows]), data.labels[rows]
+        drawn = self.task.draw(size, x.shape[1:], labels, generator)
+        if data.flip:
+            mirrored = torch.rand(size, device=self.device, generator=generator)[:n] < 0.5
+            x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+        return Batch(x, labels, self.task, {k: v[:n] for k, v in drawn.items()})
+
+    def _placed(self, value: Any) -> Any:
+        if isinstance(value, Params):
+            return value.to(self.device)
+        return torch.as_tensor(value, dtype=torch.float32, device=self.device) if isinstance(value, float) else value
+
+    @torch.no_grad()
+    def generate(self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+        net.eval()
+        shape = arch.shape
+        drawn: list[Tensor] = []
+        for seed, first, size in batch_seeds(stream, n, sampler.batch):
+            some = None if labels is None else labels[first : first + size].to(self.device)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            image = torch.Size((size, shape.channels, shape.side, shape.side))
+            drawn.append(sampler.draw(net, self.task, image, some, generator, lambda: self.meter.sampled(size)).cpu())
+        return Images(torch.cat(drawn), None if labels is None else labels.cpu())
+
+
+def batch_seeds(stream: Stream, n: int, batch: int) -> list[tuple[int, int, int]]:
+    """(seed, first image, size) of each batch of a draw, so that anybody can repeat it with plain diffusers."""
+    return [(stream.child("batch", i).seed, i, min(batch, n - i)) for i in range(0, n, batch)]
+
+
+def mean_loss(losses: list[Tensor], sizes: list[int], work: Work) -> float:
+    """The mean over images; a non-finite step is an error that names it."""
+    values = torch.stack(losses).double().cpu()
+    if not values.isfinite().all():
+        step = int((~values.isfinite()).nonzero()[0])
+        raise TrainingError(
+            f"{work.where}: the loss became {values[step].item()} in step {step + 1} of {len(sizes)}; "
+            f"lower the learning rate ({work.lr:g}) or set clip"
+        )
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    return float((values * weights).sum() / weights.sum())
+
+
+def kept_state(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> Params:
+    """An optimiser's moments as named tensors."""
+    kept = {}
+    for name, p in params.items():
+        for key, value in optimiser.state[p].items():
+            if value is not None:
+                kept[f"{key}/{name}"] = torch.as_tensor(value, dtype=torch.float32).detach().clone()
+    return Params(kept)
+
+
+def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Params) -> None:
+    """Give an optimiser the moments it had."""
+    for full, value in kept.items():
+        key, _, name = full.partition("/")
+        optimiser.state[params[name]][key] = value.clone() if key == "step" else value.to(params[name].device, copy=True)

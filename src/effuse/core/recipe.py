@@ -1,0 +1,100 @@
+"""A recipe: every free choice of a run, and nothing that follows from another choice."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from effuse.core.algorithm import Algorithm
+from effuse.core.data import Dataset, Partition, Shard, Source
+from effuse.core.errors import RecipeError, RunError, nearest
+from effuse.core.metric import Metric
+from effuse.core.model import Arch
+from effuse.core.rng import stream
+from effuse.core.sampler import Sampler
+from effuse.core.solvers import Decay
+from effuse.core.spec import Spec, build_text, field_hints, make, replace, spec, text, with_values
+from effuse.core.task import Task
+from effuse.core.workbench import SERVER
+
+
+@spec
+class Evaluate(Spec):
+    """When a model is looked at, and how."""
+
+    every: NonNegativeInt = 0  # rounds between evaluations; 0: after the last round only
+    grid: NonNegativeInt = 100  # images in the sample grid
+    metrics: tuple[Metric, ...] = ()
+
+
+@spec
+class Recipe(Spec):
+    """One run, from data to metrics."""
+
+    data: Source
+    clients: PositiveInt
+    partition: Partition
+    model: Arch
+    task: Task
+    algorithm: Algorithm
+    rounds: PositiveInt
+    evaluate: Evaluate = Evaluate()
+    sampler: Sampler | None = None
+    ema: Decay | None = None  # moving average of the delivered model over rounds
+    wire: Literal["fp32", "bf16"] = "fp32"
+    seed: NonNegativeInt = 0
+    threads: Annotated[int, Field(ge=1, le=1024)] = 2  # never the core count: thread count changes float sums
+    speed: Literal["auto", "eager"] = "auto"
+    reproducible: bool = False  # a deployed site mixes no secret of its own into its randomness
+
+    def changed(self, settings: list[str]) -> "Recipe":
+        """This recipe with `KEY=VALUE` settings applied, in order."""
+        recipe: Any = self
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals or not key.strip():
+                raise RecipeError(f"--set {setting}: expected KEY=VALUE, such as rounds=2 or partition='label_skew(beta=0.1)'")
+            recipe = replace(recipe, key.strip().split("."), value)
+        return recipe
+
+    def resolved(self, train: Dataset) -> "Recipe":
+        """This recipe with what depends on the data filled in."""
+        return with_values(self, "recipe", model=self.model.resolved(train.shape))
+
+    def shards(self, train: Dataset) -> list[Shard]:
+        """The data dealt out to the clients."""
+        seed = stream(self.seed, -1, "partition", 0, SERVER, "").seed % 2**32  # the legacy generator takes 32 bits
+        rows = self.partition.split(train, self.clients, seed)
+        return [Shard(train, torch.as_tensor(r, dtype=torch.int64)) for r in rows]
+
+    def saved(self) -> dict[str, Any]:
+        """The recipe as JSON, every value in the grammar, every key spelt out."""
+        return {f.name: text(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def restore(cls, saved: dict[str, Any]) -> "Recipe":
+        """The recipe that `saved` gave."""
+        hints = field_hints(cls)
+        for key, value in saved.items():
+            if key not in hints:
+                raise RecipeError(f"manifest: no key '{key}'; {nearest(key, hints)}")
+            if not isinstance(value, str):
+                raise RecipeError(f"manifest: '{key}' must be text in the grammar, not {type(value).__name__}")
+        return make(cls, {k: build_text(v, hints[k], k) for k, v in saved.items()}, "manifest")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A run's manifest, from its folder or its file."""
+    file = path / "manifest.json" if path.is_dir() else path
+    try:
+        manifest = json.loads(file.read_text())
+    except OSError:
+        raise RunError(f"{path} is not a run folder: it has no manifest.json") from None
+    except ValueError as error:
+        raise RunError(f"{file} is not a manifest: {error}") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("recipe"), dict):
+        raise RecipeError(f"{file} is not a manifest: it has no recipe")
+    return manifest

@@ -1,0 +1,129 @@
+"""Solvers: how weights are moved. They own the optimiser; the machine that runs them owns `backward()`."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from effuse.core.params import Params
+from effuse.core.spec import Spec, spec
+
+Decay = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Fit(NamedTuple):
+    """What a fit did."""
+
+    steps: int
+    images: int
+    loss: float  # the mean over all images seen
+    average: Params | None = None  # the per-step EMA of the weights, where the solver keeps one
+
+
+@spec
+class Schedule(Spec, ABC):
+    """A factor on the learning rate, by federated round."""
+
+    @abstractmethod
+    def factor(self, t: int, rounds: int) -> float:
+        """The factor in round `t` of `rounds`."""
+
+
+@spec
+class Constant(Schedule):
+    """No change."""
+
+    def factor(self, t: int, rounds: int) -> float:
+        return 1.0
+
+
+@spec
+class CosineDecay(Schedule):
+    """Down to `floor` along half a cosine, after a linear warm-up."""
+
+    floor: NonNegativeFloat = 0.0
+    warmup: Annotated[int, Field(ge=0)] = 0
+
+    def factor(self, t: int, rounds: int) -> float:
+        if t < self.warmup:
+            return (t + 1) / (self.warmup + 1)
+        progress = (t - self.warmup) / max(1, rounds - self.warmup)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+@spec
+class ExponentialDecay(Schedule):
+    """Multiplied by `rate` every round."""
+
+    rate: PositiveFloat = 0.998
+
+    def factor(self, t: int, rounds: int) -> float:
+        return self.rate**t
+
+
+@spec
+class Solver(Spec, ABC):
+    """An optimiser with its schedule and its amount of work: either epochs or steps."""
+
+    lr: PositiveFloat
+    batch: PositiveInt = 128
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    clip: PositiveFloat | None = None  # on the norm of what the optimiser sees
+    schedule: Schedule = Constant()
+    state: Literal["fresh", "kept"] = "fresh"  # of the optimiser, from one fit of a client to its next
+    ema: Decay | None = None  # keep a moving average of the weights over steps
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"{self.name} needs either epochs or steps, and not both")
+
+    def steps_on(self, size: int) -> int:
+        """How many steps a fit on `size` images takes."""
+        if self.steps is not None:
+            return self.steps
+        return (self.epochs or 0) * math.ceil(size / self.batch)
+
+    def images_on(self, size: int) -> int:
+        """How many images a fit on `size` images sees; the last batch of an epoch may be ragged."""
+        if self.epochs is not None:
+            return self.epochs * size
+        whole, rest = divmod(self.steps or 0, math.ceil(size / self.batch))
+        return whole * size + rest * self.batch
+
+    @abstractmethod
+    def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
+        """A fresh optimiser."""
+
+
+@spec
+class SGD(Solver, name="sgd"):
+    momentum: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+
+    def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay, foreach=True)
+
+
+@spec
+class Adam(Solver):
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+
+    def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
+        return self._kind()(parameters, lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True)
+
+    def _kind(self) -> type[torch.optim.Adam]:
+        return torch.optim.Adam
+
+
+@spec
+class AdamW(Adam, name="adamw"):
+    weight_decay: NonNegativeFloat = 0.01
+
+    def _kind(self) -> type[torch.optim.Adam]:
+        return torch.optim.AdamW

@@ -1,0 +1,80 @@
+"""The idx files of MNIST and its relatives, plain or gzipped, under the data root."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from effuse.core.data import Dataset, Source, Split
+from effuse.core.errors import DataError
+from effuse.core.spec import spec
+from effuse.data.files import label_tensor, pixel_tensor, standard
+from effuse.data.transforms import Transform, prepared
+
+UNSIGNED_BYTE = 0x08  # the third byte of the magic number; the fourth is the number of dimensions
+STEMS = {"train": "train", "test": "t10k"}
+FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+HOW_TO_GET = {
+    "mnist": "put its four idx files (train-images-idx3-ubyte.gz, ...) there, from "
+    "https://yann.lecun.com/exdb/mnist or a mirror of it",
+    "fashion_mnist": "put its four idx files (train-images-idx3-ubyte.gz, ...) there, from "
+    "https://github.com/zalandoresearch/fashion-mnist or from Debian's package dataset-fashion-mnist",
+}
+
+
+@spec
+class MNIST(Source):
+    """Handwritten digits, 60,000 and 10,000 grey images of 28x28, from EFFUSE_DATA/mnist."""
+
+    transforms: tuple[Transform, ...] = ()
+
+    def load(self, split: Split) -> Dataset:
+        return _load("mnist", tuple("0123456789"), split, self.transforms)
+
+
+@spec
+class FashionMNIST(Source):
+    """Articles of clothing, in the format and the numbers of MNIST, from EFFUSE_DATA/fashion_mnist."""
+
+    transforms: tuple[Transform, ...] = ()
+
+    def load(self, split: Split) -> Dataset:
+        return _load("fashion_mnist", FASHION, split, self.transforms)
+
+
+def _load(name: str, classes: tuple[str, ...], split: Split, transforms: tuple[Transform, ...]) -> Dataset:
+    folder = standard(name, HOW_TO_GET[name])
+    images, peak = pixel_tensor(*_read(folder, f"{STEMS[split]}-images-idx3-ubyte", 3, name))
+    stored, place = _read(folder, f"{STEMS[split]}-labels-idx1-ubyte", 1, name)
+    labels = label_tensor(stored, len(images), len(classes), place)
+    return prepared(images, labels, classes, split=split, transforms=transforms, peak=peak)
+
+
+def _read(folder: Path, stem: str, dimensions: int, name: str) -> tuple[np.ndarray, str]:
+    for path in (folder / stem, folder / f"{stem}.gz"):
+        if path.is_file():
+            return read_idx(path, dimensions), str(path)
+    raise DataError(f"{folder / stem}: not found, plain or .gz; {HOW_TO_GET[name]}")
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An array of unsigned bytes with this number of dimensions."""
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}); fetch the file again") from None
+    expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
+    if content[:4] != expected:
+        found = content[:4].hex() or "nothing"
+        raise DataError(f"{path}: begins with {found} instead of the magic number {expected.hex()}; fetch the file again")
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise DataError(f"{path}: {len(content)} bytes, its header alone needs {start}; fetch the file again")
+    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4))
+    size = start + math.prod(shape)
+    if len(content) != size:
+        raise DataError(f"{path}: {len(content)} bytes, its header {shape} promises {size}; fetch the file again")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()  # writable, as torch wants it

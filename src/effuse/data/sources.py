@@ -1,0 +1,111 @@
+"""Sources that need no files: embedded digits, labels without images, and several sources side by side."""
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from effuse.core.data import Dataset, Source, Split
+from effuse.core.errors import DataError
+from effuse.core.spec import spec
+from effuse.data.files import label_tensor, pixel_tensor
+from effuse.data.holdout import held_out
+from effuse.data.transforms import Transform, flips, prepared, transform
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@spec
+class Digits(Source):
+    """scikit-learn's embedded handwritten digits, 8x8 grey; every fifth image of each class is for testing."""
+
+    transforms: tuple[Transform, ...] = ()
+
+    def load(self, split: Split) -> Dataset:
+        from sklearn.datasets import load_digits
+
+        stored = load_digits()
+        chosen = held_out(stored.target, 0.2) == (split == "test")
+        pixels = np.rint(stored.images[chosen] * (255 / 16)).astype(np.uint8)  # stored as 0 to 16
+        images, peak = pixel_tensor(pixels, "digits")
+        labels = label_tensor(stored.target[chosen], len(images), 10, "digits")
+        return prepared(images, labels, tuple("0123456789"), split=split, transforms=self.transforms, peak=peak)
+
+
+@spec
+class Labels(Source):
+    """Labels alone, class after class, for a dry run: images have a shape and no pixels."""
+
+    sizes: tuple[Count, ...]  # training images of each class
+    test: tuple[Count, ...] = ()  # test images of each class; without them a sixth of `sizes`, as MNIST has
+    side: Count = 28
+    channels: Count = 1
+    transforms: tuple[Transform, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            raise ValueError("sizes is empty; give the number of images of each class")
+        if self.test and len(self.test) != len(self.sizes):
+            raise ValueError(f"test has {len(self.test)} classes, sizes has {len(self.sizes)}; give both the same")
+
+    def load(self, split: Split) -> Dataset:
+        sizes = self.sizes if split == "train" else self.test or tuple(max(1, n // 6) for n in self.sizes)
+        labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        images = torch.empty((len(labels), self.channels, self.side, self.side), dtype=torch.uint8, device="meta")
+        names = [str(c) for c in range(len(sizes))]
+        return prepared(images, labels, names, split=split, transforms=self.transforms)
+
+
+@spec
+class Union(Source):
+    """Several sources of the same classes and, after transforms, the same shape; each is a domain."""
+
+    sources: tuple[Source, ...]
+    transforms: tuple[Transform, ...] = ()  # applied after those of each source
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ValueError("sources is empty; give at least one source")
+
+    def load(self, split: Split) -> Dataset:
+        parts = [source.load(split) for source in self.sources]
+        images = [transform(part.images, self.transforms, part.peak) for part in parts]
+        for source, part, pixels in zip(self.sources, parts, images):
+            self._check_alike(source, (part, pixels), (parts[0], images[0]))
+        return Dataset(
+            images=torch.cat(images),
+            labels=torch.cat([part.labels for part in parts]),
+            classes=parts[0].classes,
+            peak=parts[0].peak,
+            groups=_joined_groups(parts),
+            domains=torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)]),
+            flip=flips(self.transforms, split) or parts[0].flip,
+        )
+
+    def _check_alike(self, source: Source, this: tuple[Dataset, Tensor], first: tuple[Dataset, Tensor]) -> None:
+        part, pixels = this
+        other, other_pixels = first
+        differences = (
+            ("classes", part.classes, other.classes, "name the same classes"),
+            ("images of", tuple(pixels.shape[1:]), tuple(other_pixels.shape[1:]), "add resize and channels"),
+            ("white at", part.peak, other.peak, "store all with the same bit depth"),
+            ("flip", part.flip, other.flip, "put flip() in the union's own transforms"),
+            ("pixels missing", pixels.is_meta, other_pixels.is_meta, "join labels() with labels() only"),
+        )
+        for what, mine, theirs, remedy in differences:
+            if mine != theirs:
+                raise DataError(f"union: {source} has {what} {mine}, {self.sources[0]} {theirs}; {remedy}")
+
+
+def _joined_groups(parts: list[Dataset]) -> Tensor | None:
+    """Groups of different sources are different; where a source has none each image is its own."""
+    if all(part.groups is None for part in parts):
+        return None
+    joined, start = [], 0
+    for part in parts:
+        groups = torch.arange(len(part)) if part.groups is None else part.groups
+        joined.append(groups + start)
+        start = int(joined[-1].max()) + 1
+    return torch.cat(joined)

@@ -1,0 +1,115 @@
+"""Tables beside an image folder: attributes and groups as CSV, or in CelebA's own text format."""
+
+import csv
+import dataclasses
+import itertools
+from pathlib import Path
+
+from effuse.core.errors import DataError, nearest
+
+TRUE = ("1", "true", "yes")  # everything else, such as CelebA's -1, is false
+ALTERNATIVES = "|"  # "Black_Hair|Brown_Hair": the first of them that is true
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Columns of text, looked up by image file."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: dict[str, list[str]]  # file name -> one value per column
+
+    def values(self, column: str) -> list[str]:
+        """A column, in the order of the file."""
+        i = self.index(column)
+        return [row[i] for row in self.rows.values()]
+
+    def index(self, column: str) -> int:
+        if column not in self.columns:
+            raise DataError(f"{self.path}: no column '{column}'; {nearest(column, self.columns)}")
+        return self.columns.index(column)
+
+
+def read_table(path: Path, headings: tuple[str, ...] | None = None) -> Table:
+    """A table whose first column names image files; `headings` are those of a file that has none."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); write it as UTF-8 text") from None
+    if path.suffix == ".txt":
+        cells, start = _read_celeba(lines, headings, path)
+    else:
+        try:
+            cells, start = list(csv.reader(lines)), 1
+        except csv.Error as error:
+            raise DataError(f"{path}: is not a CSV ({error}); write commas between the values") from None
+    if not cells:
+        raise DataError(f"{path}: is empty; expected a heading, then one line per image")
+    columns = tuple(name.strip() for name in cells[0][1:])
+    rows: dict[str, list[str]] = {}
+    for number, row in enumerate(cells[1:], start=start + 1):
+        if not row:
+            continue
+        if len(row) != len(columns) + 1:
+            raise DataError(f"{path}: line {number} has {len(row)} values; the heading has {len(columns) + 1} columns")
+        file, *values = (value.strip() for value in row)
+        if file in rows:
+            raise DataError(f"{path}: line {number} names {file} again; keep one line per image")
+        rows[file] = values
+    return Table(path, columns, rows)
+
+
+def _read_celeba(lines: list[str], headings: tuple[str, ...] | None, path: Path) -> tuple[list[list[str]], int]:
+    """CelebA's text: the number of images, then attribute names, then one line per image; or lines alone."""
+    rows = [line.split() for line in lines]
+    if headings is not None:
+        return [["file", *headings], *rows], 0
+    if len(rows) < 2 or len(rows[0]) != 1 or not rows[0][0].isdigit():
+        raise DataError(f"{path}: does not begin with a number of images and attribute names; use a .csv for other tables")
+    found = sum(1 for row in rows[2:] if row)
+    if found != int(rows[0][0]):
+        raise DataError(f"{path}: promises {rows[0][0]} images and has {found}; fetch the file again")
+    return [["file", *rows[1]], *rows[2:]], 2
+
+
+def label_rows(table: Table, columns: tuple[str, ...]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """A label for each file from the combination of columns, and the names of all combinations, the first column slowest.
+
+    A column `A|B|C` stands for the first of these attributes that is true; files without any of them get no label.
+    """
+    choices = [_choices(table, column) for column in columns]
+    sizes = [len(names) for _, names in choices]
+    labels: dict[str, int] = {}
+    for i, file in enumerate(table.rows):
+        label: int | None = 0
+        for (picks, _), size in zip(choices, sizes):
+            pick = picks[i]
+            label = None if label is None or pick is None else label * size + pick
+        if label is not None:
+            labels[file] = label
+    if len(columns) == 1:
+        return labels, tuple(choices[0][1])
+    named = [
+        names if ALTERNATIVES in column else [f"{column}={name}" for name in names]
+        for column, (_, names) in zip(columns, choices)
+    ]
+    return labels, tuple(" ".join(combination) for combination in itertools.product(*named))
+
+
+def _choices(table: Table, column: str) -> tuple[list[int | None], list[str]]:
+    if ALTERNATIVES in column:
+        names = column.split(ALTERNATIVES)
+        flags = [[value.lower() in TRUE for value in table.values(name)] for name in names]
+        return [next((k for k, flag in enumerate(row) if flag), None) for row in zip(*flags)], names
+    values = table.values(column)
+    names = sorted(set(values), key=_natural)
+    number = {name: k for k, name in enumerate(names)}
+    return [number[value] for value in values], names
+
+
+def _natural(value: str) -> tuple[int, int, str]:
+    """Integers in their own order, before other text."""
+    try:
+        return (0, int(value), value)
+    except ValueError:
+        return (1, 0, value)

@@ -1,0 +1,144 @@
+"""Samplers on diffusers' schedulers, drawing randomness in the order of diffusers' own pipelines."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from effuse.core.errors import RecipeError
+from effuse.core.sampler import Predict, Sampler
+from effuse.core.spec import spec
+from effuse.core.task import Task
+from effuse.diffusion.guidance import guided
+from effuse.diffusion.objective import PREDICTION_TYPES, Denoise
+
+
+@spec
+class Scheduled(Sampler):
+    """Noise, then one network evaluation and one scheduler step per time step."""
+
+    steps: PositiveInt | None = None  # None: all of the task's
+    guidance: Annotated[float, Field(ge=0.0)] = 0.0  # weight w of classifier-free guidance
+
+    @torch.no_grad()
+    def draw(
+        self,
+        net: Predict,
+        task: Task,
+        shape: torch.Size,
+        labels: Tensor | None,
+        generator: torch.Generator,
+        tick: Callable[[], None],
+    ) -> Tensor:
+        from diffusers.utils.torch_utils import randn_tensor
+
+        scheduler, times = self.plan(task)
+        predict = guided(net, labels, self.guidance)
+        x = randn_tensor(shape, generator=generator, device=generator.device)
+        # the scheduler counts on the CPU, where its coefficients are; the network's times are sent once, not per step
+        inputs = times.to(x.device)[:, None].expand(-1, shape[0])
+        for t, t_net in zip(scheduler.timesteps, inputs):
+            output = predict(x, t_net).to(x.dtype)
+            x = scheduler.step(output, t, x, return_dict=False, **self.step_options(generator))[0]
+            tick()
+        return x.clamp(-1.0, 1.0)
+
+    def plan(self, task: Task) -> tuple[Any, Tensor]:
+        """A scheduler set to its steps, and the time step that the network is told at each of them."""
+        scheduler = self.scheduler(task)
+        scheduler.set_timesteps(self.count(denoising(task)))
+        return scheduler, scheduler.timesteps
+
+    def count(self, task: Denoise) -> int:
+        """The number of steps, which may not exceed those of training."""
+        steps = self.steps or task.schedule.steps
+        if steps > task.schedule.steps:
+            raise RecipeError(f"sampler.steps: {steps} is more than the {task.schedule.steps} steps of task.schedule")
+        return steps
+
+    def step_options(self, generator: torch.Generator) -> dict[str, Any]:
+        return {"generator": generator}
+
+
+@spec
+class Ancestral(Scheduled):
+    """Ho et al., 2020, Algorithm 2: one step of the reverse chain at a time."""
+
+    clip: bool = False  # the predicted clean image to [-1, 1] in every step
+    variance: Literal["small", "large"] = "small"  # beta-tilde or beta
+
+    def scheduler(self, task: Task) -> Any:
+        from diffusers import DDPMScheduler
+
+        return DDPMScheduler(**shared(task), clip_sample=self.clip, variance_type=f"fixed_{self.variance}")
+
+
+@spec
+class Ddim(Scheduled):
+    """Song et al., 2021, Eq. 12: a subsequence of the steps, deterministic unless eta adds noise."""
+
+    steps: PositiveInt | None = 50
+    eta: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    spacing: Literal["uniform", "quadratic"] = "uniform"
+    clip: bool = False
+
+    def scheduler(self, task: Task) -> Any:
+        from diffusers import DDIMScheduler
+
+        return DDIMScheduler(**shared(task), clip_sample=self.clip)
+
+    def plan(self, task: Task) -> tuple[Any, Tensor]:
+        if self.spacing == "uniform":
+            return super().plan(task)
+        from diffusers import DDIMScheduler
+
+        schedule = denoising(task).schedule
+        times = quadratic(schedule.steps, self.count(denoising(task)))
+        # diffusers knows even spacing only: a short schedule made of the chosen steps is even again
+        short = DDIMScheduler(
+            num_train_timesteps=len(times), clip_sample=self.clip, prediction_type=PREDICTION_TYPES[denoising(task).target]
+        )
+        short.alphas_cumprod = schedule.alpha_bar()[times]
+        short.set_timesteps(len(times))
+        return short, times.flip(0)
+
+    def step_options(self, generator: torch.Generator) -> dict[str, Any]:
+        return {"generator": generator, "eta": self.eta}
+
+
+@spec
+class DpmSolver(Scheduled):
+    """Lu et al., 2022: DPM-Solver++, multistep; few steps suffice."""
+
+    steps: PositiveInt | None = 20
+    order: Literal[1, 2, 3] = 2
+
+    def scheduler(self, task: Task) -> Any:
+        from diffusers import DPMSolverMultistepScheduler
+
+        # steps even in the log of the signal-to-noise ratio, as its paper has them for pixels; even in time, a tenth of the
+        # steps would have to remove all fine detail
+        return DPMSolverMultistepScheduler(
+            **shared(task), solver_order=self.order, algorithm_type="dpmsolver++", use_lu_lambdas=True
+        )
+
+
+def quadratic(total: int, steps: int) -> Tensor:
+    """DDIM's quadratic steps, floor(c i^2) up to 0.8 T; repeated ones would stand still and are left out."""
+    root = torch.linspace(0.0, math.sqrt(0.8 * total), steps, dtype=torch.float64)
+    return torch.unique((root**2 + 1e-9).long())  # sqrt and square must not lose the last integer
+
+
+def shared(task: Task) -> dict[str, Any]:
+    """What every scheduler must know of the task."""
+    task = denoising(task)
+    return {**task.schedule.config(), "prediction_type": PREDICTION_TYPES[task.target]}
+
+
+def denoising(task: Task) -> Denoise:
+    if not isinstance(task, Denoise):
+        raise RecipeError(f"sampler: a model trained for {task} cannot draw images; the task must be denoise(...)")
+    return task

@@ -1,0 +1,133 @@
+"""The dry run: what a recipe would cost and send, and what would go wrong, before anything is computed."""
+
+from typing import Any
+
+import torch
+
+from effuse.core.data import Dataset, Shard
+from effuse.core.errors import RecipeError
+from effuse.core.ledger import EVALUATION, TRAINING
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe
+from effuse.core.rng import Stream
+from effuse.core.task import Batch, Net
+from effuse.engines.driver import Played, played
+from effuse.engines.evaluation import wanted_samples
+from effuse.engines.folder import KEPT_CHECKPOINTS
+from effuse.engines.rehearsal import Rehearsal
+from effuse.metrics.cost import activation_bytes, macs, parameters
+
+SMALLEST_SHARE = 10  # images below which a client is worth a warning
+
+
+def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
+    """Rehearse a recipe; raises what a run would raise."""
+    train = recipe.data.load("train")
+    recipe = recipe.resolved(train)
+    shards = recipe.shards(train)
+    model = hollow_model(recipe)
+    try_step(recipe, model)
+    if recipe.sampler is not None:
+        recipe.sampler.scheduler(recipe.task)
+    for metric in recipe.evaluate.metrics:
+        metric.ready(getattr(recipe.model, "conditional", False))
+    fed = Rehearsal(recipe.algorithm, shards, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
+    rounds = rehearse(recipe, fed, model)
+    ledger = fed.ledger.report()
+    training = ledger[TRAINING]
+    unknown = recipe.algorithm.early_stop
+    traffic: dict[str, Any] = {"exact": unknown is None}
+    if unknown is not None:
+        traffic["reason"] = f"the longest run is shown: {unknown}"
+    traffic |= {k: training[k] for k in ("parameters", "bytes")}
+    traffic["links"] = {k: {d: v[d]["bytes"] for d in v} for k, v in training["links"].items()}
+    traffic["evaluation"] = {k: ledger[EVALUATION][k] for k in ("parameters", "bytes")}
+    traffic["per_round"] = [{k: r[k] for k in ("parameters", "bytes")} for r in rounds]
+    traffic["clients"] = training["clients"]
+    return {
+        "recipe": name or "recipe",
+        "parameters": parameters(recipe.model),
+        "macs": macs(recipe.model),
+        "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
+        "traffic": traffic,
+        "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
+        "memory": memory(recipe, model, train),
+        "disk": disk(fed, model),
+        "warnings": warnings(recipe, shards),
+    }
+
+
+def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> list[dict[str, Any]]:
+    """Play every round on shapes; the traffic of each."""
+    fed.begin(-1, 0)
+    server = recipe.algorithm.setup(model, fed)
+    fed.close()
+    closed = []
+    for done in played(recipe, fed, server, 0, 0):
+        if done.look and recipe.algorithm.personal:
+            _rehearse_evaluation(recipe, fed, done)
+        closed.append(fed.ledger.close())
+    return closed
+
+
+def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
+    n = wanted_samples(recipe)
+    if recipe.sampler is None or not n:
+        return
+    with fed.evaluating():
+        model = recipe.algorithm.deliver(done.server)
+        for _ in fed.ask(recipe.algorithm.draw, fed.clients, model=model, n=n, sampler=recipe.sampler):
+            pass
+
+
+def hollow_model(recipe: Recipe) -> Model:
+    """The initial model as shapes."""
+    with torch.device("meta"):
+        return recipe.model.initial(Stream(("rehearsal",)))
+
+
+def try_step(recipe: Recipe, model: Model) -> None:
+    """One forward pass on shapes: a task that does not fit its network fails here and not after an hour."""
+    shape = model.arch.shape
+    image = torch.Size((shape.channels, shape.side, shape.side))
+    labels = torch.zeros(2, dtype=torch.int64)
+    drawn = recipe.task.draw(2, image, labels, torch.Generator().manual_seed(0))
+    with torch.device("meta"):
+        net = model.arch.build()
+    batch = Batch(torch.empty((2, *image), device="meta"), labels.to("meta"), recipe.task, {k: v.to("meta") for k, v in drawn.items()})
+    try:
+        recipe.task.loss(Net(net), batch)
+    except (TypeError, RuntimeError, IndexError) as error:
+        raise RecipeError(f"task {recipe.task} does not fit model {recipe.model.name}: {str(error).splitlines()[0]}") from None
+
+
+def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
+    """Bytes a training process needs, estimated: weights, gradients, two moments and an average; activations; data."""
+    solver = getattr(recipe.algorithm, "local", None)
+    batch = solver.batch if solver is not None else 1
+    weights, activations = 5 * model.params.nbytes, batch * activation_bytes(recipe.model)
+    data = train.images.numel() * train.images.element_size()
+    return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}
+
+
+def disk(fed: Rehearsal, model: Model) -> dict[str, int]:
+    """Bytes a run folder comes to hold: checkpoints, the model, client states."""
+    states = sum(fed.worker.snapshots(k).nbytes for k in fed.clients)
+    checkpoints = (KEPT_CHECKPOINTS + 1) * model.params.nbytes
+    return {"checkpoints": checkpoints, "clients": 2 * states, "model": model.params.nbytes,
+            "total": checkpoints + 2 * states + model.params.nbytes}  # fmt: skip
+
+
+def warnings(recipe: Recipe, shards: list[Shard]) -> list[str]:
+    """What a reader should know before starting."""
+    told = []
+    small = [k for k, s in enumerate(shards) if len(s) < SMALLEST_SHARE]
+    if small:
+        told.append(f"clients {', '.join(map(str, small))} hold fewer than {SMALLEST_SHARE} images")
+    used = torch.tensor([s.histogram for s in shards]).sum(0)
+    missing = (used == 0).nonzero().flatten().tolist()
+    if missing:
+        told.append(f"no client holds an image of class {', '.join(map(str, missing))}")
+    if recipe.sampler is None and recipe.evaluate.grid and recipe.evaluate.metrics == ():
+        told.append("there is neither a sampler nor a metric: nothing will be evaluated")
+    return told

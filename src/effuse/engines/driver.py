@@ -1,0 +1,239 @@
+"""The one round loop: every engine, every algorithm; evaluates, records, checkpoints, resumes."""
+
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.data import Dataset
+from effuse.core.errors import RecipeError, RunError, TrainingError
+from effuse.core.federation import SETUP_T, Federation
+from effuse.core.ledger import TRAINING
+from effuse.core.machine import Eager
+from effuse.core.model import Model
+from effuse.core.params import Params
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.rng import stream
+from effuse.core.wire import map_params
+from effuse.core.workbench import SERVER
+from effuse.engines.device import pick_device
+from effuse.engines.evaluation import Evaluator
+from effuse.engines.folder import Checkpoint, RunFolder
+from effuse.engines.loopback import Loopback
+from effuse.engines.observer import Observer
+from effuse.engines.save import save_model
+from effuse.engines.simulator import Simulator, Untouched, on_disk
+from effuse.engines.state import Snapshots
+
+ENGINES = {"simulator": Simulator, "loopback": Loopback}
+CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
+
+
+def run(
+    recipe: Recipe, out: Path, *, name: str = "", engine: str = "simulator", device: str = "auto", observer: Observer | None = None
+) -> dict[str, Any]:
+    """Start a run in a new folder and see it through."""
+    if engine not in ENGINES:
+        raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
+    place = pick_device(device)
+    train, test = recipe.data.load("train"), recipe.data.load("test")
+    recipe = recipe.resolved(train)
+    recipe.shards(train)  # refused before a folder is made
+    folder = RunFolder(out)
+    folder.create(recipe, name, engine, place.type)
+    with folder.locked():
+        return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
+
+
+def resume(out: Path, *, device: str | None = None, observer: Observer | None = None) -> dict[str, Any]:
+    """Go on with a run from its last checkpoint; a finished one just gives its result."""
+    manifest = read_manifest(Path(out))
+    recipe = Recipe.restore(manifest["recipe"])
+    folder = RunFolder(out)
+    train, test = recipe.data.load("train"), recipe.data.load("test")
+    with folder.locked():
+        if folder.result.exists():
+            return folder.read_result()
+        place = pick_device(device or manifest["device"])
+        return Run(recipe, folder, manifest["engine"], place, train, test, observer or Observer()).complete()
+
+
+class Played(NamedTuple):
+    """A round that is over."""
+
+    server: Server
+    t: int
+    phase: str
+    federated: int  # federated rounds up to here
+    look: bool  # whether the recipe wants the model evaluated now
+    over: bool  # whether it was the last
+
+
+def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[Played]:
+    """The rounds of a run, one after another; the rehearsal plays them too."""
+    algorithm = recipe.algorithm
+
+    def over() -> bool:
+        return (server.phase == FEDERATE and federated >= recipe.rounds) or algorithm.done(server)
+
+    while not over():
+        fed.begin(t, federated)
+        phase = server.phase
+        with Untouched(server, f"the server program of {algorithm.name}"):
+            after = algorithm.round(server, fed)
+        fed.close()
+        server = after
+        federated += phase == FEDERATE
+        last = over()
+        due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
+        yield Played(server, t, phase, federated, bool(last or due), last)
+        t += 1
+
+
+class Run:
+    """One run in progress."""
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, engine: str, device: torch.device, train: Dataset, test: Dataset, observer: Observer
+    ) -> None:
+        torch.set_num_threads(recipe.threads)
+        if train.images.is_meta:
+            raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
+        self.recipe, self.folder, self.observer = recipe, folder, observer
+        train = train.to(device)
+        shards = recipe.shards(train)
+        self.machine = Eager(device, recipe.task)
+        self.fed: Federation = ENGINES[engine](
+            recipe.algorithm, shards, self.machine, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire,
+            snapshots=on_disk(folder.path),
+        )  # fmt: skip
+        self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
+        self.bench_state = Snapshots(folder.path / "server")
+        self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, folder.path / "cache")
+        self.ema: Params | None = None
+        self.seconds = 0.0
+        self.digests: list[str] = []
+
+    def complete(self) -> dict[str, Any]:
+        """From the last checkpoint, or from nothing, to the result."""
+        algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
+        began = time.monotonic()
+        server, t, federated = self._start()
+        self.seconds -= began
+        self.observer.started(recipe, str(self.folder.path), t, self.machine.meter)
+        checked, spent = time.monotonic(), 0.0
+        evaluated: dict[str, Any] = {}
+        started, trained = time.monotonic(), 0
+        for done in played(recipe, fed, server, t, federated):
+            server, model = done.server, algorithm.deliver(done.server)
+            if not model.params.finite():
+                raise TrainingError(f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip")
+            self.ema = self._averaged(server, model)
+            record = self._record(done, trained, time.monotonic() - started)
+            if done.look:
+                self.observer.phase("evaluating")
+                evaluated = self._evaluate(model, done.federated)
+                record["metrics"] = {name: m["value"] for name, m in evaluated.items()}
+            record["traffic"] = fed.ledger.close()
+            record["seconds"] = {"round": record["seconds"], "total": time.monotonic() - started}
+            self.folder.append(record)
+            self.observer.closed(record)
+            t, federated = done.t + 1, done.federated
+            # rounds of milliseconds must not wait for a disk every time
+            if done.over or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
+                self.observer.phase("checkpoint")
+                before = time.monotonic()
+                self._checkpoint(server, t, federated)
+                checked = time.monotonic()
+                spent = checked - before
+            started, trained = time.monotonic(), self.machine.meter.images
+        if not evaluated:
+            evaluated = self._evaluate(algorithm.deliver(server), federated)
+        return self._finish(server, t, federated, evaluated)
+
+    def _start(self) -> tuple[Server, int, int]:
+        fed, recipe = self.fed, self.recipe
+        saved = self.folder.load_checkpoint()
+        if saved is not None:
+            self.ema, self.seconds = None if saved.ema is None else saved.ema.to(self.machine.device), saved.seconds
+            fed.snapshots, fed.durable = dict(saved.snapshots), dict(saved.snapshots)
+            fed.ledger.restore(saved.ledger)
+            fed.workbench.state = self.bench_state.read(saved.workbench)
+            server = map_params(saved.server, lambda tensor: tensor.to(self.machine.device))
+            return server, saved.t, saved.federated
+        fed.begin(SETUP_T, 0)
+        initial = recipe.model.initial(stream(recipe.seed, SETUP_T, "model", 0, SERVER, "initial")).to(self.machine.device)
+        server = recipe.algorithm.setup(initial, fed)
+        fed.close()
+        return server, 0, 0
+
+    def _averaged(self, server: Server, model: Model) -> Params | None:
+        if self.recipe.ema is None:
+            return self.recipe.algorithm.average(server)
+        if self.ema is None or any(self.ema[k].shape != t.shape for k, t in model.params.items()):
+            return model.params  # also restarted when the network was cut
+        return self.ema.lerp(model.params, 1 - self.recipe.ema)
+
+    def _record(self, done: "Played", trained: int, seconds: float) -> dict[str, Any]:
+        weight = sum(w for _, w in self.fed.losses)
+        loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
+        images = self.machine.meter.images - trained
+        return {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": loss, "images": images, "seconds": seconds}
+
+    def _evaluate(self, model: Model, federated: int) -> dict[str, Any]:
+        picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
+        if self.recipe.algorithm.personal:
+            found, self.digests = self.evaluator.look_at_clients(self.fed, model, picture)
+            return found
+        found = self.evaluator.look(model, picture)
+        if self.ema is not None:
+            smooth = self.evaluator.look(model.holding(self.ema), picture.with_stem(f"{picture.stem}-ema"))
+            found |= {f"{name}_ema": m for name, m in smooth.items()}
+        return found
+
+    def _checkpoint(self, server: Server, t: int, federated: int) -> None:
+        fed, state = self.fed, self.fed.workbench.state
+        workbench = f"{t}" if state else None
+        if workbench is not None:
+            self.bench_state.write(workbench, state)
+        self.folder.save_checkpoint(
+            Checkpoint(
+                t=t, federated=federated, server=server, ema=self.ema, snapshots=dict(fed.snapshots), workbench=workbench,
+                ledger=fed.ledger.saved(), lines=self.folder.rounds.stat().st_size, seconds=self.seconds + time.monotonic(),
+            )  # fmt: skip
+        )
+        self.bench_state.prune({workbench})
+        fed.durable = dict(fed.snapshots)
+
+    def _finish(self, server: Server, t: int, federated: int, metrics: dict[str, Any]) -> dict[str, Any]:
+        self.observer.phase("saving")
+        model = self.recipe.algorithm.deliver(server)
+        save_model(model, self.recipe, self.folder.path / "model")
+        if self.ema is not None:
+            save_model(model.holding(self.ema), self.recipe, self.folder.path / "model-ema")
+        ledger = self.fed.ledger.report()
+        self.folder.write_json("ledger.json", ledger | {"per_round": [r["traffic"] for r in self.folder.records()]})
+        result = {
+            "weights_sha256": weights_digest(model, self.digests),
+            "metrics": metrics,
+            "rounds": federated,
+            "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
+            "parameters": model.params.numel,
+            "images": sum(r["images"] for r in self.folder.records()),
+            "seconds": self.seconds + time.monotonic(),
+        }
+        if self.recipe.algorithm.personal:
+            result["personal"] = "model/ holds the shared parts and the initial private ones; each client keeps its own model"
+        self.folder.write_json("result.json", result)
+        self.observer.finished(result)
+        return result
+
+
+def weights_digest(model: Model, personal: list[str]) -> str:
+    """SHA-256 of the server's parameters, followed by each client's own digest where models are personal."""
+    own = model.params.digest()
+    return own if not personal else hashlib.sha256(" ".join([own, *personal]).encode()).hexdigest()

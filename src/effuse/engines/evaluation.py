@@ -1,0 +1,129 @@
+"""Looking at a model: samples, a grid of them, and metrics with their protocols."""
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effuse.core.data import Dataset
+from effuse.core.federation import EVALUATION_T, Federation
+from effuse.core.machine import Eager
+from effuse.core.metric import Images, Measurement, Subject
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe
+from effuse.core.rng import stream
+from effuse.core.spec import text
+from effuse.core.task import Net
+from effuse.core.workbench import SERVER, Workbench
+from effuse.engines.device import pick_device
+from effuse.engines.files import write_atomically
+from effuse.engines.grid import save_grid
+from effuse.engines.save import load
+
+
+class Evaluator:
+    """Evaluates models of one run; its randomness is keyed by purpose, so its cadence changes nothing."""
+
+    def __init__(self, recipe: Recipe, train: Dataset, test: Dataset, bench: Workbench, cache: Path | None) -> None:
+        self.recipe = recipe
+        self.train, self.test = train, test
+        self.bench = bench
+        self.cache = cache
+
+    def samples(self, model: Model) -> Images | None:
+        """The evaluation's own samples of a model: the same noise whatever the round."""
+        n = wanted_samples(self.recipe)
+        if self.recipe.sampler is None or not n:
+            return None
+        return self.bench.generate(model, n, self.recipe.sampler, stream=evaluation_stream(self.recipe.seed))
+
+    def measure(self, images: Images | None, model: Model | None) -> dict[str, Measurement]:
+        """Every metric of the recipe."""
+        subject = Subject(
+            train=self.train, test=self.test, data=text(self.recipe.data, full=False), device=self.bench.machine.device,
+            samples=_taker(images), predict=None if model is None else self._predictor(model), cache=self.cache,
+        )  # fmt: skip
+        found: dict[str, Measurement] = {}
+        for metric in self.recipe.evaluate.metrics:
+            found.update(metric.measure(subject))
+        return found
+
+    def _predictor(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+        def predict(x: torch.Tensor) -> torch.Tensor:
+            net = self.bench.load(model).eval()
+            with torch.no_grad():
+                return Net(net)(x.to(self.bench.machine.device)).cpu()
+
+        return predict
+
+    def look(self, model: Model, picture: Path) -> dict[str, Any]:
+        """Metrics of one model, its grid saved as a picture."""
+        images = self.samples(model)
+        if images is not None and self.recipe.evaluate.grid:
+            save_grid(images.first(self.recipe.evaluate.grid), picture)
+        return {name: report(m) for name, m in self.measure(images, model).items()}
+
+    def look_at_clients(self, fed: Federation, model: Model, pictures: Path) -> tuple[dict[str, Any], list[str]]:
+        """Metrics of every client's personal model (mean and spread), of equal shares pooled, and the models' digests."""
+        sampler, wanted, each = self.recipe.sampler, wanted_samples(self.recipe), []
+        digests, shares = [], []
+        if sampler is None or not wanted:
+            return {}, []
+        share = -(-wanted // len(fed.clients))
+        with fed.evaluating():
+            for client, drawn in fed.ask(fed.algorithm.draw, fed.clients, model=model, n=wanted, sampler=sampler):
+                digests.append(drawn.digest)
+                each.append(self.measure(drawn.images, None))
+                shares.append(drawn.images.first(share))
+                if self.recipe.evaluate.grid:
+                    save_grid(drawn.images.first(self.recipe.evaluate.grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
+        labels = [s.labels for s in shares]
+        pooled = Images(torch.cat([s.pixels for s in shares]), None if labels[0] is None else torch.cat(labels))
+        found = {}
+        for name in each[0] if each else ():
+            values = [m[name].value for m in each]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            found[name] = report(each[0][name]) | {"value": statistics.fmean(values), "std": spread, "clients": values}
+        for name, m in self.measure(pooled, None).items():
+            found[f"{name}_pooled"] = report(m)
+        return found, digests
+
+
+def wanted_samples(recipe: Recipe) -> int:
+    """Samples that the grid and the hungriest metric need."""
+    return max([recipe.evaluate.grid, *(m.samples for m in recipe.evaluate.metrics)])
+
+
+def evaluation_stream(seed: int) -> Any:
+    return stream(seed, EVALUATION_T, "evaluate", 0, SERVER, "samples")
+
+
+def report(m: Measurement) -> dict[str, Any]:
+    """A measurement as it stands in result.json."""
+    return {"value": m.value, "protocol": m.protocol} | ({"warning": m.warning} if m.warning else {})
+
+
+def _taker(images: Images | None) -> Callable[[int], Images]:
+    def take(n: int) -> Images:
+        if images is None or len(images) < n:
+            raise ValueError(f"a metric asks for {n} samples, {0 if images is None else len(images)} were drawn")
+        return images.first(n)
+
+    return take
+
+
+def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: str = "auto") -> dict[str, Any]:
+    """Measure a finished run's saved model, by its recipe's metrics or by others."""
+    opened = load(run, ema=ema, device=pick_device(device).type)
+    recipe = opened.recipe.changed(settings)
+    train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
+    torch.set_num_threads(recipe.threads)
+    bench = Workbench(Eager(opened.device, recipe.task), recipe.rounds)
+    picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
+    found = Evaluator(recipe, train, test, bench, run / "cache").look(opened.model.to(opened.device), picture)
+    blob = json.dumps({"settings": settings, "ema": ema, "metrics": found}, indent=2) + "\n"
+    write_atomically(run / "evaluation.json", blob.encode())
+    return found

@@ -1,0 +1,78 @@
+"""Synthetic images leaving a run, with where they came from."""
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import effuse
+from effuse.core.errors import RunError
+from effuse.core.metric import Images
+from effuse.core.sampler import Sampler
+from effuse.core.spec import text
+from effuse.engines.files import write_atomically
+from effuse.engines.grid import save_grid
+from effuse.engines.save import Loaded
+
+FORMATS = ("grid", "imagefolder", "npz")
+
+
+def export(
+    images: Images, form: str, where: Path, opened: Loaded, asked: dict[str, Any], seeds: list[dict[str, int]], sampler: Sampler | None
+) -> Path:
+    """Write images as a picture, a folder with one subfolder per class, or arrays; returns what was written."""
+    provenance = {
+        "made_by": f"effuse {effuse.__version__}",
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "synthetic": True,
+        "run": str(opened.run),
+        "weights_sha256": opened.model.params.digest(),
+        "recipe": opened.recipe.saved(),
+        "sampler": text(sampler or opened.recipe.sampler),
+        "asked": asked,
+        "batches": seeds,  # plain diffusers draws each batch again from its torch seed
+    }
+    if form == "grid":
+        path = where.with_suffix(".png")
+        save_grid(images, path)
+        _note(path.with_suffix(".json"), provenance)
+        return path
+    if form == "npz":
+        path = where.with_suffix(".npz")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {"images": images.bytes().permute(0, 2, 3, 1).numpy()}
+        if images.labels is not None:
+            arrays["labels"] = images.labels.numpy()
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays, provenance=np.array(json.dumps(provenance)))
+        write_atomically(path, buffer.getvalue())
+        return path
+    return _folder(images, where, provenance)
+
+
+def _folder(images: Images, where: Path, provenance: dict[str, Any]) -> Path:
+    from PIL import Image
+
+    if where.exists() and any(where.iterdir()):
+        raise RunError(f"{where} is not empty; choose another --out, so that two exports do not mix")
+    where.mkdir(parents=True, exist_ok=True)
+    pixels = images.bytes().permute(0, 2, 3, 1).numpy()
+    names = []
+    for i, image in enumerate(pixels):
+        label = "images" if images.labels is None else str(int(images.labels[i]))
+        path = where / label / f"{i:06d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(path)
+        names.append((f"{label}/{path.name}", label))
+    with open(where / "labels.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("file", "label"), *names])
+    _note(where / "provenance.json", provenance)
+    return where
+
+
+def _note(path: Path, provenance: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(provenance, indent=2) + "\n").encode())

@@ -1,0 +1,41 @@
+"""Files that are either whole or not there."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from effuse.core.errors import RunError
+
+
+def write_atomically(path: Path, blob: bytes) -> None:
+    """Write a file so that a crash at any moment leaves either the old one or the new one."""
+    handle, temporary = -1, ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise disk_error(path, error) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def disk_error(path: Path, error: OSError) -> RunError:
+    """An operating system's refusal as a sentence."""
+    if error.errno == errno.ENOSPC:
+        return RunError(f"{path}: the disk is full; free some space, then `effuse resume` goes on from the last checkpoint")
+    return RunError(f"{path}: {error.strerror or error}; check the folder and its permissions")

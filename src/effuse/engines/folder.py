@@ -1,0 +1,133 @@
+"""A run folder: what a run writes, where, and how it survives being killed."""
+
+import contextlib
+import fcntl
+import json
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import effuse
+from effuse.core.algorithm import Server
+from effuse.core.errors import RunError, WireError
+from effuse.core.params import Params
+from effuse.core.recipe import Recipe
+from effuse.core.wire import decode, encode, message
+from effuse.engines.files import disk_error, write_atomically
+
+KEPT_CHECKPOINTS = 2  # the newest may be the one being replaced when the power goes
+
+
+@message
+class Checkpoint:
+    """Everything a run needs to go on as if nothing had happened."""
+
+    t: int  # the next round
+    federated: int
+    server: Server
+    ema: Params | None
+    snapshots: dict[int, str]
+    workbench: str | None  # the snapshot of the server's own optimiser
+    ledger: dict[str, list[int]]
+    lines: int  # bytes of rounds.jsonl that belong to it
+    seconds: float
+
+
+class RunFolder:
+    """Paths and writes of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def rounds(self) -> Path:
+        return self.path / "rounds.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    def create(self, recipe: Recipe, name: str, engine: str, device: str) -> None:
+        """Claim the folder for a new run."""
+        if self.manifest.exists():
+            raise RunError(f"{self.path} already holds a run; choose another --out, or go on with `effuse resume {self.path}`")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(self.path, error) from None
+        manifest = {
+            "effuse": effuse.__version__,
+            "name": name,
+            "recipe": recipe.saved(),
+            "engine": engine,
+            "device": device,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()},
+        }
+        self.write_json("manifest.json", manifest)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; a second process is told so instead of mixing its writes in."""
+        with open(self.path / ".lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path} is in use by another effuse process; wait for it or choose another --out") from None
+            yield
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line to rounds.jsonl."""
+        try:
+            with open(self.rounds, "a") as file:
+                file.write(json.dumps(record, allow_nan=False) + "\n")
+        except OSError as error:
+            raise disk_error(self.rounds, error) from None
+
+    def read_result(self) -> dict[str, Any]:
+        """The result of a finished run."""
+        result: dict[str, Any] = json.loads(self.result.read_text())
+        return result
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.rounds.read_text().splitlines()] if self.rounds.exists() else []
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        folder = self.path / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint))
+        for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
+            old.unlink(missing_ok=True)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint, with rounds.jsonl cut back to it."""
+        newest = self._checkpoints()[-1:]
+        if not newest:
+            self._cut(0)
+            return None
+        try:
+            checkpoint: Checkpoint = decode(newest[0].read_bytes(), Checkpoint)
+        except WireError as error:
+            raise RunError(f"{newest[0]} cannot be read ({error}); delete it to go on from the one before") from None
+        self._cut(checkpoint.lines)
+        return checkpoint
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("*.safetensors"))
+
+    def _cut(self, size: int) -> None:
+        if self.rounds.exists():
+            with open(self.rounds, "r+b") as file:
+                file.truncate(size)
+

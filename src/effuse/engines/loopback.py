@@ -1,0 +1,38 @@
+"""Loopback: every client in this process, every message through the wire format; the conformance test of the rest."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from effuse.core.algorithm import Algorithm, Job
+from effuse.core.federation import Order
+from effuse.core.spec import build, parse, text
+from effuse.core.wire import decode, encode, map_params
+from effuse.engines.simulator import InProcess
+from effuse.engines.state import frame, unframe
+from effuse.engines.worker import Receipt
+
+
+class Loopback(InProcess):
+    """Encodes, decodes and measures each message, and gives clients their own copy of the algorithm, as a deployment would."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.worker.algorithm = build(parse(text(self.algorithm)), Algorithm, "algorithm")
+
+    def _dispatch(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+        encoded: dict[int, bytes] = {}  # a broadcast is encoded once
+        heads = {client: encode(order, Order) for client, order in orders.items()}
+        for client, message in messages.items():
+            if id(message) not in encoded:
+                encoded[id(message)] = encode(message, job.arguments, self.wire)
+            self._charge("down", client, message, len(frame(heads[client])) + len(frame(encoded[id(message)])))
+        return self._perform(job, {client: (heads[client], encoded[id(m)]) for client, m in messages.items()})
+
+    def _perform(self, job: Job, requests: dict[int, tuple[bytes, bytes]]) -> Iterator[tuple[int, Any, str | None]]:
+        for client, request in requests.items():
+            answer = self.worker.handle(frame(*request))
+            receipt, blob = unframe(answer)
+            reply = decode(blob, job.returns)
+            self._charge("up", client, reply, len(answer))
+            device = self.workbench.machine.device
+            yield client, map_params(reply, lambda t: t.to(device)), decode(receipt, Receipt).snapshot

@@ -1,0 +1,31 @@
+"""What a run tells whoever watches it."""
+
+from typing import Any, Self
+
+from effuse.core.machine import Meter
+from effuse.core.recipe import Recipe
+
+
+class Observer:
+    """Hears of everything and does nothing; a display overrides what it shows."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Nothing to put away."""
+
+    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter) -> None:
+        """A run begins at round `first`."""
+
+    def phase(self, words: str) -> None:
+        """What the run is doing now."""
+
+    def replied(self, t: int, client: int, loss: float | None) -> None:
+        """A client's answer was taken."""
+
+    def closed(self, record: dict[str, Any]) -> None:
+        """A round is over; `record` is its line of rounds.jsonl."""
+
+    def finished(self, result: dict[str, Any]) -> None:
+        """The run is over."""

@@ -1,0 +1,97 @@
+"""Saving what a run delivers, and opening it again."""
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effuse.core.errors import RecipeError, RunError
+from effuse.core.machine import Eager, Meter, batch_seeds
+from effuse.core.metric import Images
+from effuse.core.model import Model, fill
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.rng import Stream
+from effuse.core.sampler import Sampler
+from effuse.core.workbench import Workbench
+from effuse.engines.folder import RunFolder
+from effuse.engines.state import Snapshots
+from effuse.models.saved import load_model
+
+
+def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
+    """Write a model in the form that others can open, replacing what a killed run may have left half written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    net = model.arch.build()
+    fill(net, model.to("cpu"))
+    scheduler = None if recipe.sampler is None else recipe.sampler.scheduler(recipe.task)
+    model.arch.save(net, folder, scheduler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A trained model, ready to draw."""
+
+    model: Model
+    recipe: Recipe
+    run: Path
+    device: torch.device = torch.device("cpu")
+    meter: Meter = dataclasses.field(default_factory=Meter)
+
+    def sample(
+        self, n: int, *, seed: int = 0, labels: Sequence[int] | None = None, sampler: Sampler | None = None, batch: int | None = None
+    ) -> Images:
+        """Draw `n` images; the same seed gives the same images."""
+        sampler = self._sampler(sampler, batch)
+        torch.set_num_threads(self.recipe.threads)
+        machine = Eager(self.device, self.recipe.task)
+        machine.meter = self.meter
+        bench = Workbench(machine, self.recipe.rounds)
+        wanted = None if labels is None else torch.as_tensor(list(labels))
+        if wanted is not None and not (len(wanted) == n and 0 <= int(wanted.min()) and int(wanted.max()) < self.model.arch.shape.classes):
+            raise RecipeError(f"labels: expected {n} whole numbers from 0 to {self.model.arch.shape.classes - 1}")
+        return bench.generate(self.model.to(self.device), n, sampler, wanted, stream=sampling_stream(seed))
+
+    def seeds(self, n: int, *, seed: int = 0, sampler: Sampler | None = None, batch: int | None = None) -> list[dict[str, int]]:
+        """The torch seed of every batch, with which plain diffusers draws the same images."""
+        drawn = batch_seeds(sampling_stream(seed), n, self._sampler(sampler, batch).batch)
+        return [{"torch_seed": s, "first": first, "size": size} for s, first, size in drawn]
+
+    def _sampler(self, sampler: Sampler | None, batch: int | None) -> Sampler:
+        sampler = sampler or self.recipe.sampler
+        if sampler is None:
+            raise RecipeError(f"{self.run}: its recipe has no sampler, so the model cannot draw images; give one")
+        return sampler if batch is None else dataclasses.replace(sampler, batch=batch)
+
+
+def sampling_stream(seed: int) -> Stream:
+    return Stream((seed, "sample"))
+
+
+def load(run: Path | str, *, ema: bool = False, client: int | None = None, device: str = "cpu") -> Loaded:
+    """Open a run's model: the global one, its moving average, or one client's own."""
+    run = Path(run)
+    recipe = Recipe.restore(read_manifest(run)["recipe"])
+    folder = run / ("model-ema" if ema else "model")
+    if not folder.is_dir():
+        why = "it kept no moving average; run it with --set ema=0.99" if ema else f"finish it with `effuse resume {run}`"
+        raise RunError(f"{run} has no {folder.name}/: {why}")
+    model, _ = load_model(folder)
+    if client is not None:
+        model = _personal(run, recipe, client, model)
+    return Loaded(model, recipe, run, torch.device(device))
+
+
+def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
+    if not recipe.algorithm.personal:
+        raise RunError(f"{run}: {recipe.algorithm.name} has one global model and none per client; leave --client out")
+    checkpoint = RunFolder(run).load_checkpoint()
+    name = None if checkpoint is None else checkpoint.snapshots.get(client)
+    if name is None:
+        raise RunError(f"{run} has no model of client {client}; its clients are 0 to {recipe.clients - 1}")
+    bench: Any = Workbench(Eager(torch.device("cpu"), recipe.task), recipe.rounds, client)
+    bench.state = Snapshots(run / "clients" / str(client)).read(name)
+    return recipe.algorithm.own(bench, model)

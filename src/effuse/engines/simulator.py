@@ -1,0 +1,97 @@
+"""The simulator: every client in this process, nothing serialised."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effuse.core.algorithm import Algorithm, Job
+from effuse.core.data import Shard
+from effuse.core.errors import FederationError
+from effuse.core.federation import Federation, Order
+from effuse.core.machine import Machine
+from effuse.core.params import Params
+from effuse.core.wire import each_params, through_wire
+from effuse.core.workbench import Client, Workbench
+from effuse.engines.state import Snapshots
+from effuse.engines.worker import Worker
+
+
+class InProcess(Federation):
+    """A federation whose clients live here; engines differ in what a message goes through."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        shards: Sequence[Shard],
+        machine: Machine,
+        *,
+        rounds: int,
+        seed: int,
+        wire: str = "fp32",
+        snapshots: Callable[[int], Snapshots],
+    ) -> None:
+        super().__init__(algorithm, range(len(shards)), Workbench(machine, rounds), seed, wire)
+        self.shards = list(shards)
+        self.worker = Worker(algorithm, seed, lambda k: Client(machine, rounds, k, self.shards[k]), snapshots, wire)
+
+    def pool(self) -> Shard:
+        # in the data set's own order, so that the pool does not depend on how it was dealt out
+        return Shard(self.shards[0].dataset, torch.cat([s.rows for s in self.shards]).sort().values)
+
+
+class Simulator(InProcess):
+    """Hands messages over as they are, and watches that nobody writes on them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._proven: dict[str, bool] = defaultdict(bool)  # jobs whose first run left every byte alone
+
+    def _dispatch(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+        arriving: dict[int, Any] = {}  # a broadcast is rounded once
+        for client in orders:
+            self._charge("down", client, messages[client])
+            key = id(messages[client])
+            if key not in arriving:
+                arriving[key] = through_wire(messages[client], self.wire)
+        return self._perform(job, orders, {k: arriving[id(m)] for k, m in messages.items()})
+
+    def _perform(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+        for client, order in orders.items():
+            with Untouched(messages[client], f"job '{job.name}' of {self.algorithm.name}", thorough=not self._proven[job.name]):
+                reply, snapshot = self.worker.perform(order, messages[client])
+            self._proven[job.name] = True
+            reply = through_wire(reply, self.wire)
+            self._charge("up", client, reply)
+            yield client, reply, snapshot
+
+
+class Untouched:
+    """Catches code that writes on what it was only lent: tensor versions every time, bytes when `thorough`."""
+
+    def __init__(self, message: Any, who: str, thorough: bool = False) -> None:
+        self.message, self.who, self.thorough = message, who, thorough
+
+    def __enter__(self) -> None:
+        self.versions = [t._version for t in tensors_in(self.message)]
+        self.digest = self._digest()
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is None and (self.versions != [t._version for t in tensors_in(self.message)] or self.digest != self._digest()):
+            raise FederationError(f"{self.who} changed a tensor of the message it received; copy it first (`tensor.clone()`)")
+
+    def _digest(self) -> str:
+        if not self.thorough:
+            return ""
+        return Params({str(i): t for i, t in enumerate(tensors_in(self.message))}).digest()
+
+
+def tensors_in(message: Any) -> list[torch.Tensor]:
+    return [t for item in each_params(message) for t in (item.tensors if isinstance(item, Params) else [item])]
+
+
+def on_disk(run: Path) -> Callable[[int], Snapshots]:
+    """Where each client of a run keeps its state."""
+    return lambda client: Snapshots(run / "clients" / str(client))

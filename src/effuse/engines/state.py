@@ -1,0 +1,119 @@
+"""Client state on disk: copy-on-write snapshots, so that a lost or killed round rolls back by itself."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from effuse.core.errors import FederationError, WireError
+from effuse.core.params import Buffers, Params
+from effuse.core.wire import MESSAGES, decode, each_params, encode, is_message, message_name
+from effuse.engines.files import write_atomically
+
+KINDS: dict[str, Any] = {"params": Params, "buffers": Buffers, "tensor": Tensor, "scalar": bool | int | float | str | None}
+
+
+def kind_of(value: Any, where: str) -> str:
+    """The closed kind of a state value."""
+    if is_message(type(value)):
+        return message_name(type(value))
+    for kind, types in (("buffers", Buffers), ("params", Params), ("tensor", Tensor)):
+        if isinstance(value, types):
+            return kind
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return "scalar"
+    raise WireError(f"{where} is {type(value).__name__}; state holds numbers, text, tensors, Params and messages only")
+
+
+class Snapshots:
+    """One client's snapshots in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str | None) -> dict[str, Any]:
+        """The state of that snapshot; None is the empty state of a client that has none yet."""
+        if name is None:
+            return {}
+        path = self._path(name)
+        try:
+            blob = path.read_bytes()
+        except OSError:
+            raise FederationError(
+                f"client folder {self.folder} has no snapshot '{name}' that the server expects; "
+                "restore the folder from a backup, or start a new run"
+            ) from None
+        return unpack_state(blob)
+
+    def write(self, name: str, state: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path(name), pack_state(state))
+
+    def prune(self, keep: set[str | None]) -> None:
+        """Drop snapshots that neither the server's last word nor its last checkpoint names."""
+        if self.folder.is_dir():
+            for path in self.folder.glob("*.state"):
+                if path.stem not in keep:
+                    path.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        if not all(c.isdigit() or c in "-_" for c in name):
+            raise FederationError(f"'{name}' is not the name of a snapshot")
+        return self.folder / f"{name}.state"
+
+
+class Remembered(Snapshots):
+    """Snapshots in memory, for the rehearsal."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, Any]] = {}
+
+    def read(self, name: str | None) -> dict[str, Any]:
+        return {} if name is None else dict(self._kept[name])
+
+    def write(self, name: str, state: dict[str, Any]) -> None:
+        self._kept[name] = dict(state)
+
+    @property
+    def nbytes(self) -> int:
+        """What the newest snapshot would take on disk, less a header."""
+        newest = list(self._kept.values())[-1:]
+        return sum(t.nbytes for state in newest for v in state.values() for t in each_params(v))
+
+    def prune(self, keep: set[str | None]) -> None:
+        self._kept = {k: v for k, v in self._kept.items() if k in keep}
+
+
+def pack_state(state: dict[str, Any]) -> bytes:
+    """State as framed blobs: a table of kinds, then one blob a value."""
+    kinds = {key: kind_of(value, f"state['{key}']") for key, value in state.items()}
+    return frame(encode(kinds, dict[str, str]), *(encode(v, _hint(kinds[k])) for k, v in state.items()))
+
+
+def unpack_state(blob: bytes) -> dict[str, Any]:
+    table, *blobs = unframe(blob)
+    kinds = decode(table, dict[str, str])
+    return {key: decode(b, _hint(kind)) for (key, kind), b in zip(kinds.items(), blobs, strict=True)}
+
+
+def _hint(kind: str) -> Any:
+    hint = KINDS.get(kind) or MESSAGES.get(kind)
+    if hint is None:
+        raise WireError(f"state of the unknown kind '{kind}'")
+    return hint
+
+
+def frame(*blobs: bytes) -> bytes:
+    """Several blobs in one, each behind its length."""
+    return b"".join(part for blob in blobs for part in (len(blob).to_bytes(8, "little"), blob))
+
+
+def unframe(blob: bytes) -> list[bytes]:
+    view, parts, at = memoryview(blob), [], 0
+    while at < len(view):
+        size = int.from_bytes(view[at : at + 8], "little")
+        if at + 8 + size > len(view):
+            raise WireError(f"a message is cut off: {size} bytes announced, {len(view) - at - 8} there")
+        parts.append(bytes(view[at + 8 : at + 8 + size]))
+        at += 8 + size
+    return parts

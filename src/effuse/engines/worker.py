@@ -1,0 +1,66 @@
+"""The client's side of every engine: it carries out orders where the data is."""
+
+from collections.abc import Callable
+from typing import Any
+
+from effuse.core.algorithm import Algorithm, fields_of, job_of
+from effuse.core.errors import FederationError
+from effuse.core.federation import Order
+from effuse.core.rng import stream
+from effuse.core.wire import decode, encode, message
+from effuse.core.workbench import Client
+from effuse.engines.state import Snapshots, frame, unframe
+
+
+@message
+class Receipt:
+    """What goes with every reply."""
+
+    client: int
+    snapshot: str | None
+
+
+class Worker:
+    """Runs jobs for the clients that live here."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        seed: int,
+        client: Callable[[int], Client],
+        snapshots: Callable[[int], Snapshots],
+        wire: str = "fp32",
+        secret: bytes = b"",
+    ) -> None:
+        self.algorithm = algorithm
+        self.seed = seed
+        self.client = client
+        self.snapshots = snapshots
+        self.wire = wire
+        self.secret = secret
+
+    def perform(self, order: Order, arguments: Any) -> tuple[Any, str | None]:
+        """Do one job from the state that the order names; returns the reply and the snapshot of the state after it."""
+        job = job_of(self.algorithm, order.job)
+        client, kept = self.client(order.client), self.snapshots(order.client)
+        kept.prune({order.base, order.durable})
+        before = kept.read(order.base)
+        client.state = dict(before)
+        client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
+        reply = getattr(self.algorithm, job.name)(client, **fields_of(arguments))
+        same = client.state.keys() == before.keys() and all(client.state[k] is before[k] for k in before)
+        if same:
+            return reply, order.base
+        name = f"{order.t}_{order.call}"
+        kept.write(name, client.state)
+        return reply, name
+
+    def handle(self, request: bytes) -> bytes:
+        """The same through the wire format."""
+        parts = unframe(request)
+        if len(parts) != 2:
+            raise FederationError(f"a request has {len(parts)} parts where an order and its arguments are expected")
+        order = decode(parts[0], Order)
+        job = job_of(self.algorithm, order.job)
+        reply, snapshot = self.perform(order, decode(parts[1], job.arguments))
+        return frame(encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire))

@@ -1,0 +1,73 @@
+"""Accuracy: of a trained classifier on real images, and of generated images under a classifier trained on real ones."""
+
+from pydantic import PositiveInt
+from torch import Tensor
+
+from effuse.core.data import Split
+from effuse.core.errors import RecipeError
+from effuse.core.metric import Measurement, Metric, Protocol, Subject
+from effuse.core.spec import spec, text
+from effuse.metrics.classifier import Classifier
+from effuse.metrics.encoders import Encoder, generated, reference
+
+BATCH = 500
+TRUSTED = 0.95  # below this accuracy on real images a classifier's word on generated ones carries a warning
+
+
+@spec
+class Accuracy(Metric):
+    """The share of real images that the model under test assigns to their class."""
+
+    split: Split = "test"
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        if subject.predict is None:
+            raise RecipeError("accuracy: this model does not classify; train it with task=classify(), or measure fid")
+        dataset = subject.real(self.split)
+        right = 0
+        for images, labels in zip(dataset.images.split(BATCH), dataset.labels.split(BATCH)):
+            logits = subject.predict(dataset.floats(images.to(subject.device)))
+            right += int((logits.argmax(dim=1).cpu() == labels.cpu()).sum())
+        protocol: Protocol = {"split": self.split, "images": len(dataset), "data": subject.data}
+        return {"accuracy": Measurement(right / len(dataset), protocol)}
+
+
+@spec
+class ConditionalAccuracy(Metric):
+    """The share of conditional samples that a classifier trained on real images assigns to the label they were asked for."""
+
+    n: PositiveInt = 500
+    encoder: Encoder = Classifier()
+
+    def __post_init__(self) -> None:
+        if not self.encoder.has_head:
+            raise ValueError(f"conditional_accuracy needs class scores, {self.encoder} gives none; use encoder=classifier()")
+
+    def ready(self, conditional: bool) -> None:
+        if not conditional:
+            raise RecipeError("conditional_accuracy: the samples have no labels; use a class-conditional model")
+        self.encoder.ready()
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        labels = subject.samples(self.n).labels
+        self.ready(conditional=labels is not None)
+        assert labels is not None
+        value = _share(generated(subject, self.encoder, self.n).logits, labels)
+        own = _share(reference(subject, self.encoder, "test").logits, subject.test.labels)
+        protocol: Protocol = {
+            "encoder": text(self.encoder),
+            "weights": self.encoder.identity(subject)[:16],
+            "preprocessing": self.encoder.preprocessing,
+            "classifier_accuracy": own,  # on held-out real images
+            "reference": len(subject.test),
+            "split": "test",
+            "generated": self.n,
+            "data": subject.data,
+        }
+        warning = None if own >= TRUSTED else f"the classifier itself is right on {own:.1%} of held-out real images only"
+        return {"conditional_accuracy": Measurement(value, protocol, warning)}
+
+
+def _share(logits: Tensor | None, labels: Tensor) -> float:
+    assert logits is not None  # the encoder has a head
+    return float((logits.argmax(dim=1) == labels.cpu()).double().mean())

@@ -1,0 +1,101 @@
+"""An encoder of the data's own: a small convolutional classifier trained on the real training set."""
+
+import hashlib
+import math
+from typing import ClassVar
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from effuse.core.data import Shape, Shard
+from effuse.core.machine import Eager, Work
+from effuse.core.metric import Subject
+from effuse.core.rng import Stream, keyed
+from effuse.core.solvers import AdamW
+from effuse.core.spec import spec, text
+from effuse.core.workbench import SERVER
+from effuse.metrics.encoders import Encoder, Network
+from effuse.metrics.store import data_digest, kept
+from effuse.models.classify import Classify
+
+FEATURES = 64
+BATCH = 128
+GRID = 4  # the feature map is pooled to this many cells a side, whatever the image
+PHASES = ((0.6, 3e-3), (0.3, 6e-4), (0.1, 1e-4))  # (share of the steps, learning rate)
+
+
+class Convnet(nn.Module):
+    """Convolutions at halving resolutions, 64 features, one linear head."""
+
+    def __init__(self, shape: Shape, width: int) -> None:
+        super().__init__()
+        halvings = max(0, math.ceil(math.log2(shape.side / 8)))
+        widths = [width] + [width * 2] * (halvings + 1)
+        layers: list[nn.Module] = [*_layer(shape.channels, width)]
+        for i, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
+            layers += [nn.MaxPool2d(2)] if i < halvings else []
+            layers += _layer(inputs, outputs)
+        self.trunk = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(GRID), nn.Flatten())
+        self.features = nn.Linear(widths[-1] * GRID * GRID, FEATURES)
+        self.head = nn.Linear(FEATURES, shape.classes)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return F.relu(self.features(self.trunk(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encode(x))
+
+
+def _layer(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+@spec
+class Classifier(Encoder):
+    """A convolutional network trained on the real training set; its 64 penultimate values are the features."""
+
+    preprocessing: ClassVar[str] = "uint8, [-1, 1]"
+    has_head: ClassVar[bool] = True
+    batch: ClassVar[int] = 500
+
+    width: PositiveInt = 32
+    steps: PositiveInt = 200
+    epochs: PositiveInt = 3  # steps or epochs, whichever is more
+    seed: int = 0
+
+    def identity(self, subject: Subject) -> str:
+        key = (subject.data, text(self), data_digest(subject, "train"))
+        return hashlib.sha256(repr(key).encode()).hexdigest()
+
+    def network(self, subject: Subject) -> Network:
+        values = kept(subject.cache, "classifier", (self.identity(subject),), lambda: self.trained(subject).state_dict())
+        net = self.blank(subject.train.shape)
+        net.load_state_dict(values)
+        net.eval().requires_grad_(False).to(subject.device)
+
+        def run(images: Tensor) -> tuple[Tensor, Tensor]:
+            features = net.encode(images.float() * (2.0 / 255.0) - 1.0)
+            return features, net.head(features)
+
+        return run
+
+    def blank(self, shape: Shape) -> Convnet:
+        with keyed(Stream((self.seed, "classifier", "initial"))):
+            return Convnet(shape, self.width)
+
+    def trained(self, subject: Subject) -> Convnet:
+        """Train from scratch; the result depends on the data and on this spec alone."""
+        machine = Eager(subject.device, Classify())
+        stream = Stream((self.seed, "classifier", "fit"))
+        where = f"the classifier that measures {subject.data}"
+        # an evaluation may be running without gradients
+        with torch.inference_mode(False), torch.enable_grad():
+            whole = Shard.whole(subject.train.to(subject.device))
+            net = self.blank(subject.train.shape).to(subject.device)
+            steps = max(self.steps, self.epochs * math.ceil(len(whole) / BATCH))
+            for i, (share, lr) in enumerate(PHASES):
+                solver = AdamW(lr=lr, batch=BATCH, steps=max(1, round(share * steps)), weight_decay=0.02)
+                machine.fit(net, Work(solver=solver, shard=whole, lr=lr, stream=stream.child(i), place=SERVER, where=where))
+        return net

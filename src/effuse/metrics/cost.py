@@ -1,0 +1,63 @@
+"""What a network costs: parameters, multiply-accumulates and activations, counted on shapes without numbers."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from effuse.core.model import Arch
+
+
+def parameters(arch: Arch) -> dict[str, int]:
+    """How many parameters the network has in all, and in each of its parts."""
+    counts = {"total": 0} | {part: 0 for part in arch.parts}
+    for name, p in _hollow(arch).named_parameters():
+        counts["total"] += p.numel()
+        if arch.parts:
+            counts[arch.part_of(name)] += p.numel()
+    return counts
+
+
+def macs(arch: Arch) -> int:
+    """Multiply-accumulates of one image's forward pass, attention's products included."""
+    return sum(macs_by_operation(arch).values())
+
+
+def macs_by_operation(arch: Arch) -> dict[str, int]:
+    """The same by torch's operations, since published counts often leave attention's products (`bmm`) out."""
+    net = _hollow(arch)
+    with FlopCounterMode(display=False) as counter:
+        _forward(arch, net)
+    # torch counts a multiplication and an addition as two
+    return {str(op).removeprefix("aten."): flops // 2 for op, flops in counter.get_flop_counts()["Global"].items()}
+
+
+def activation_bytes(arch: Arch) -> int:
+    """An estimate of what one image's forward pass keeps for the backward pass: the outputs of all layers."""
+    net = _hollow(arch)
+    total = 0
+
+    def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        total += output.numel() * output.element_size()
+
+    for module in net.modules():
+        if not any(module.children()):
+            module.register_forward_hook(add)
+    _forward(arch, net)
+    return total
+
+
+def _hollow(arch: Arch) -> nn.Module:
+    with torch.device("meta"):
+        return arch.build().eval()
+
+
+@torch.no_grad()
+def _forward(arch: Arch, net: nn.Module) -> None:
+    side, channels, _ = arch.shape
+    with torch.device("meta"):
+        x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
+        if arch.parts:  # a U-Net: image, time step, label
+            net(x, one, one if getattr(arch, "conditional", False) else None)
+        else:
+            net(x)

@@ -1,0 +1,56 @@
+"""Diversity: whether samples of one class differ among themselves as much as real images do."""
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from effuse.core.data import Split
+from effuse.core.errors import RecipeError
+from effuse.core.metric import Measurement, Metric, Protocol, Subject
+from effuse.core.spec import spec
+from effuse.metrics.distances import mean_pairwise
+from effuse.metrics.encoders import stored
+
+
+@spec
+class Diversity(Metric):
+    """The mean pairwise pixel distance within a class, generated over real, averaged over the classes; real images have 1."""
+
+    n: Annotated[int, Field(ge=2)] = 500
+    split: Split = "test"
+
+    def ready(self, conditional: bool) -> None:
+        if not conditional:
+            raise RecipeError("diversity: the samples have no labels; use a class-conditional model")
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        made, real = subject.samples(self.n), subject.real(self.split)
+        self.ready(conditional=made.labels is not None)
+        assert made.labels is not None
+        made_flat = stored(made.pixels, clipped=False).flatten(1)
+        real_flat = stored(real.floats(real.images.cpu()), clipped=False).flatten(1)
+        ratios: list[float] = []
+        for label in range(len(real.classes)):
+            ours, theirs = _spread(made_flat, made.labels, label), _spread(real_flat, real.labels, label)
+            if ours is not None and theirs:  # identical real images leave nothing to compare with
+                ratios.append(ours / theirs)
+        if not ratios:
+            raise RecipeError(f"diversity: no class has two generated and two real images; raise n ({self.n})")
+        protocol: Protocol = {
+            "distance": "pixel L2",
+            "classes": len(ratios),
+            "generated": self.n,
+            "reference": len(real),
+            "split": self.split,
+            "data": subject.data,
+        }
+        left_out, warning = len(real.classes) - len(ratios), None
+        if left_out:
+            warning = f"{left_out} of {len(real.classes)} classes have no two different images and are left out"
+        return {"diversity": Measurement(sum(ratios) / len(ratios), protocol, warning)}
+
+
+def _spread(flat: Tensor, labels: Tensor, label: int) -> float | None:
+    some = flat[labels.cpu() == label]
+    return mean_pairwise(some) if len(some) >= 2 else None

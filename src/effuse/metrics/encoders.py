@@ -1,0 +1,143 @@
+"""Encoders: what turns images into the features that a distance is measured in."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from effuse.core.data import Split
+from effuse.core.errors import DataError, TrainingError
+from effuse.core.metric import Subject
+from effuse.core.rng import Stream
+from effuse.core.spec import Spec, spec, text
+from effuse.metrics.store import Key, data_digest, kept, once
+from effuse.models import inception
+
+
+class Encoding(NamedTuple):
+    """Features of some images, and their class logits where the encoder has a classifier head."""
+
+    features: Tensor  # N x dim, float32, on the CPU
+    logits: Tensor | None
+
+    def first(self, n: int) -> "Encoding":
+        return Encoding(self.features[:n], None if self.logits is None else self.logits[:n])
+
+
+Network = Callable[[Tensor], tuple[Tensor, Tensor | None]]  # stored images (uint8) on the device -> features, logits
+
+
+@spec
+class Encoder(Spec, ABC):
+    """A network that reads stored images (uint8) and gives features."""
+
+    preprocessing: ClassVar[str]  # what happens to a stored image before the network, for the protocol
+    has_head: ClassVar[bool]  # whether it also gives class logits
+    batch: ClassVar[int] = 100
+
+    def ready(self) -> None:
+        """Refuse now what would be missing later."""
+
+    @abstractmethod
+    def identity(self, subject: Subject) -> str:
+        """A digest that changes whenever the features would."""
+
+    @abstractmethod
+    def network(self, subject: Subject) -> Network:
+        """The network on the subject's device, ready to use."""
+
+    def encode(self, images: Tensor, subject: Subject) -> Encoding:
+        """Features of stored images, batch by batch."""
+        network = once(subject, ("network", text(self)), lambda: self.network(subject))
+        features: list[Tensor] = []
+        logits: list[Tensor] = []
+        with torch.no_grad():
+            for some in images.split(self.batch):
+                f, scores = network(some.to(subject.device))
+                features.append(f.float().cpu())
+                logits.extend([] if scores is None else [scores.float().cpu()])
+        return Encoding(torch.cat(features), torch.cat(logits) if logits else None)
+
+
+@spec
+class Inception(Encoder):
+    """The Inception-v3 that FID is defined on; 2048 pool features, no classifier head."""
+
+    preprocessing: ClassVar[str] = "uint8, grey to RGB, bilinear to 299x299 without antialiasing, [-1, 1]"
+    has_head: ClassVar[bool] = False
+    batch: ClassVar[int] = 50
+
+    def ready(self) -> None:
+        inception.present(self.weights)
+
+    def identity(self, subject: Subject) -> str:
+        return once(subject, ("inception weights",), lambda: inception.weights_digest(self.weights))
+
+    @property
+    def weights(self) -> Path:
+        root = os.environ.get("EFFUSE_DATA")
+        if not root:
+            raise DataError(
+                "the Inception weights for FID are looked for as EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is not "
+                "set; point it at the folder that holds them, or use encoder=classifier()"
+            )
+        return Path(root) / "inception_fid.safetensors"
+
+    def network(self, subject: Subject) -> Network:
+        net = inception.load(self.weights).to(subject.device)
+        return lambda images: (net(inception.prepared(images)), None)
+
+
+def stored(pixels: Tensor, clipped: bool) -> Tensor:
+    """Images in [-1, 1] as uint8; `clipped` writes them unscaled, so that all below mid-grey is black (FedDiffuse)."""
+    if not pixels.isfinite().all():
+        raise TrainingError("the generated images hold values that are no numbers; the model has diverged, lower its learning rate")
+    scaled = pixels.clamp(0.0, 1.0) * 255.0 if clipped else (pixels.clamp(-1.0, 1.0) + 1.0) * 127.5
+    return scaled.round().to(torch.uint8)
+
+
+def generated(subject: Subject, encoder: Encoder, n: int, clipped: bool = False) -> Encoding:
+    """Features of the first `n` samples; the metrics of an evaluation share the longest encoding so far."""
+    key = repr(("generated", text(encoder), clipped))
+    held: Encoding | None = subject.memo.get(key)
+    if held is None or len(held.features) < n:
+        held = encoder.encode(stored(subject.samples(n).pixels, clipped), subject)
+        subject.memo[key] = held
+    return held.first(n)
+
+
+def reference_rows(subject: Subject, split: Split, count: int | None) -> Tensor:
+    """The real images to compare with: all, or a fixed random choice, since a set may be sorted by class."""
+    size = len(subject.real(split))
+    if count is None or count == size:
+        return torch.arange(size)
+    if count > size:
+        raise DataError(f"reference={count}, but the {split} split of {subject.data} has {size} images; lower it or drop it")
+    chosen = Stream(("reference", split)).numpy().permutation(size)[:count]
+    return torch.from_numpy(chosen).sort().values
+
+
+def reference(subject: Subject, encoder: Encoder, split: Split, count: int | None = None, clipped: bool = False) -> Encoding:
+    """Features of real images, kept on disk between evaluations and runs."""
+
+    def compute() -> dict[str, Tensor]:
+        dataset, rows = subject.real(split), reference_rows(subject, split, count)
+        images = dataset.images[rows.to(dataset.images.device)]
+        pieces = [stored(dataset.floats(some), clipped) for some in images.split(1000)]
+        features, logits = encoder.encode(torch.cat(pieces), subject)
+        return {"features": features} if logits is None else {"features": features, "logits": logits}
+
+    key = reference_key(subject, encoder, split, count, clipped)
+    held = once(subject, ("reference", *key), lambda: kept(subject.cache, "features", key, compute))
+    return Encoding(held["features"], held.get("logits"))
+
+
+def reference_key(subject: Subject, encoder: Encoder, split: Split, count: int | None, clipped: bool) -> Key:
+    """Everything that reference features depend on."""
+    rows = len(reference_rows(subject, split, count))
+    data = (subject.data, split, data_digest(subject, split), rows)
+    return (*data, text(encoder), encoder.identity(subject), encoder.preprocessing, clipped)

@@ -1,0 +1,138 @@
+"""How close generated images are to real ones: FID, KID, improved precision and recall, Inception Score."""
+
+from abc import ABC, abstractmethod
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from effuse.core.data import Split
+from effuse.core.errors import RecipeError
+from effuse.core.metric import Measurement, Metric, Protocol, Subject
+from effuse.core.spec import spec, text
+from effuse.metrics import distances
+from effuse.metrics.classifier import Classifier
+from effuse.metrics.encoders import Encoder, Encoding, Inception, generated, reference, reference_key
+from effuse.metrics.store import kept, once
+
+AtLeastTwo = Annotated[int, Field(ge=2)]
+
+
+@spec
+class Fidelity(Metric, ABC):
+    """A comparison of generated with real images in an encoder's features."""
+
+    n: AtLeastTwo = 5000  # generated images
+    encoder: Encoder = Inception()
+    split: Split = "test"  # where the real images come from
+    reference: AtLeastTwo | None = None  # how many of them; None for all
+    clipped: bool = False  # write images as FedDiffuse does, all below mid-grey black
+
+    def ready(self, conditional: bool) -> None:
+        self.encoder.ready()
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        made = generated(subject, self.encoder, self.n, self.clipped)
+        real = reference(subject, self.encoder, self.split, self.reference, self.clipped)
+        protocol = self.protocol(subject) | {"features": real.features.shape[1], "reference": len(real.features)}
+        return self.compare(made, real, protocol, subject)
+
+    @abstractmethod
+    def compare(self, made: Encoding, real: Encoding, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        """The numbers, given both sets of features."""
+
+    def key(self, name: str) -> str:
+        """The number's name, which tells what makes it incomparable with the usual one."""
+        encoder = "" if isinstance(self.encoder, Inception) else f"_{self.encoder.name}"
+        return name + encoder + ("_clipped" if self.clipped else "")
+
+    def protocol(self, subject: Subject) -> Protocol:
+        return {
+            "encoder": text(self.encoder),
+            "weights": self.encoder.identity(subject)[:16],
+            "preprocessing": self.encoder.preprocessing,
+            "clipped": self.clipped,
+            "generated": self.n,
+            "split": self.split,
+            "data": subject.data,
+        }
+
+
+@spec
+class FID(Fidelity, name="fid"):
+    """Fréchet distance of the features' Gaussians (Heusel et al., 2017)."""
+
+    def compare(self, made: Encoding, real: Encoding, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        value = distances.frechet(distances.moments(made.features), self._real_moments(real, subject))
+        fewest, dim = min(len(made.features), len(real.features)), real.features.shape[1]
+        warning = None
+        if fewest <= dim:
+            warning = f"{fewest} samples for {dim} dimensions: the covariance is singular and the distance too large"
+        return {self.key("fid"): Measurement(value, protocol, warning)}
+
+    def _real_moments(self, real: Encoding, subject: Subject) -> distances.Moments:
+        # the covariance of 50,000 x 2048 features takes longer than everything after it
+        key = reference_key(subject, self.encoder, self.split, self.reference, self.clipped)
+
+        def compute() -> dict[str, Tensor]:
+            return distances.moments(real.features)._asdict()
+
+        held = once(subject, ("moments", *key), lambda: kept(subject.cache, "moments", key, compute))
+        return distances.Moments(held["mean"], held["covariance"])
+
+
+@spec
+class KID(Fidelity, name="kid"):
+    """Unbiased squared MMD under a cubic kernel (Bińkowski et al., 2018), over all pairs instead of random subsets."""
+
+    def compare(self, made: Encoding, real: Encoding, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        return {self.key("kid"): Measurement(distances.kernel_distance(made.features, real.features), protocol)}
+
+
+@spec
+class PrecisionRecall(Fidelity):
+    """Improved precision and recall (Kynkäänniemi et al., 2019)."""
+
+    k: PositiveInt = 3
+
+    def compare(self, made: Encoding, real: Encoding, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        fewest = min(len(made.features), len(real.features))
+        if fewest <= self.k:
+            raise RecipeError(f"precision_recall: {fewest} images have no {self.k} neighbours each; raise n or lower k")
+        precision, recall = distances.precision_recall(made.features, real.features, self.k)
+        protocol = protocol | {"k": self.k}
+        return {self.key("precision"): Measurement(precision, protocol), self.key("recall"): Measurement(recall, protocol)}
+
+
+@spec
+class InceptionScore(Metric):
+    """Inception Score (Salimans et al., 2016): images that are each of one class, and together of all."""
+
+    n: AtLeastTwo = 5000
+    encoder: Encoder = Classifier()
+    splits: PositiveInt = 10  # the score is the mean over this many parts
+
+    def __post_init__(self) -> None:
+        if not self.encoder.has_head:
+            raise ValueError(f"inception_score needs class scores and {self.encoder} gives none; use encoder=classifier()")
+        if self.splits > self.n:
+            raise ValueError(f"inception_score cannot split {self.n} images into {self.splits} parts; lower splits")
+
+    def ready(self, conditional: bool) -> None:
+        self.encoder.ready()
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        logits = generated(subject, self.encoder, self.n).logits
+        assert logits is not None  # the encoder has a head
+        scores = distances.inception_scores(logits, self.splits)
+        protocol: Protocol = {
+            "encoder": text(self.encoder),
+            "weights": self.encoder.identity(subject)[:16],
+            "preprocessing": self.encoder.preprocessing,
+            "classes": logits.shape[1],
+            "generated": self.n,
+            "splits": self.splits,
+            "spread": float(scores.std(correction=0)),
+            "data": subject.data,
+        }
+        return {f"inception_score_{self.encoder.name}": Measurement(float(scores.mean()), protocol)}

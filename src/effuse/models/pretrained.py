@@ -1,0 +1,61 @@
+"""Warm starts: a run that begins from a saved model instead of from fresh values."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import nn
+
+from effuse.core.data import Shape
+from effuse.core.errors import ModelError
+from effuse.core.model import Arch, Model, fill
+from effuse.core.rng import Stream
+from effuse.core.spec import spec, with_values
+from effuse.models.saved import filled, read_arch
+
+
+@spec
+class FromPretrained(Arch):
+    """The model in a run's `model/` folder, or one that diffusers saved; only safetensors are read.
+
+    A path means nothing on another disk: the recipe keeps it, but the model it starts from has the concrete architecture.
+    """
+
+    folder: str
+    sha256: str | None = None  # of the parameters; filled in when the recipe is resolved, so that a repeated run starts alike
+
+    def resolved(self, shape: Shape) -> Arch:
+        """Made for data of that shape, which must be the folder's, with the weights pinned."""
+        full = super().resolved(shape)
+        arch = full.concrete
+        if (arch.side, arch.channels, arch.classes) != (full.side, full.channels, full.classes):
+            raise ModelError(
+                f"the model in '{self.folder}' is made for {arch.side}x{arch.side}x{arch.channels} images of {arch.classes} "
+                f"classes, the data has {full.side}x{full.side}x{full.channels} of {full.classes}; add transforms to the data"
+            )
+        digest = filled(arch, Path(self.folder)).params.digest()
+        if self.sha256 not in (None, digest):
+            raise ModelError(f"the weights in '{self.folder}' are not those of the recipe: their SHA-256 is {digest}, not {self.sha256}")
+        return with_values(full, "model", sha256=digest)
+
+    @functools.cached_property
+    def concrete(self) -> Arch:
+        """The architecture that the folder holds, as it travels in messages."""
+        return read_arch(Path(self.folder), self.classes)
+
+    @property
+    def parts(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
+        return self.concrete.parts
+
+    @property
+    def conditional(self) -> bool:
+        return getattr(self.concrete, "conditional", False)
+
+    def build(self) -> nn.Module:
+        net = self.concrete.build()
+        fill(net, filled(self.concrete, Path(self.folder)))
+        return net
+
+    def initial(self, stream: Stream) -> Model:
+        """What was saved; a model of the concrete architecture, with nothing drawn."""
+        return filled(self.concrete, Path(self.folder))

@@ -1,0 +1,138 @@
+"""Classifiers: the residual network of He et al., 2016, with the stem for small images, and a small plain one."""
+
+import itertools
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from effuse.core.model import Arch
+from effuse.core.spec import spec
+from effuse.models.saved import write_plain
+
+Norm = Literal["group", "batch"]
+
+
+@spec
+class Resnet(Arch):
+    """A ResNet of basic blocks; the defaults are FedDiff's ResNet16, and blocks=[1, 1, 1, 1] is a ResNet-10."""
+
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    blocks: tuple[int, ...] = (2, 2, 2, 1)
+    norm: Norm = "group"  # batch statistics are neither private nor safe to average over skewed clients
+    groups: PositiveInt = 32
+
+    def __post_init__(self) -> None:
+        if len(self.widths) != len(self.blocks) or not self.widths or min(self.blocks) < 1:
+            raise ValueError(f"widths={list(self.widths)} and blocks={list(self.blocks)} must pair up, one or more blocks each")
+        _check_groups(self.widths, self.norm, self.groups)
+
+    def build(self) -> nn.Module:
+        _, channels, classes = self.shape
+        return ResNet(channels, classes, self.widths, self.blocks, self.norm, self.groups)
+
+    def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
+        write_plain(self, net, folder, scheduler)
+
+
+@spec
+class Cnn(Arch):
+    """A plain convolutional classifier that learns small images in seconds on a CPU."""
+
+    widths: tuple[int, ...] = (32, 64)
+    norm: Norm = "group"
+    groups: PositiveInt = 8
+
+    def __post_init__(self) -> None:
+        if not self.widths:
+            raise ValueError("widths is empty; a classifier needs at least one convolution")
+        _check_groups(self.widths, self.norm, self.groups)
+        if self.side is not None and self.side < 2 ** len(self.widths):
+            raise ValueError(f"side {self.side} cannot be halved {len(self.widths)} times; use fewer widths")
+
+    def build(self) -> nn.Module:
+        side, channels, classes = self.shape
+        return ConvNet(side, channels, classes, self.widths, self.norm, self.groups)
+
+    def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
+        write_plain(self, net, folder, scheduler)
+
+
+class Classifier(nn.Module):
+    """`features(x)` gives one vector per image, `head` turns it into logits."""
+
+    head: nn.Linear
+
+    def features(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class ResNet(Classifier):
+    def __init__(
+        self, channels: int, classes: int, widths: tuple[int, ...], blocks: tuple[int, ...], norm: Norm, groups: int
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), _norm(norm, groups, widths[0]), nn.ReLU())
+        stages: list[nn.Module] = []
+        for stage, (w_in, w_out) in enumerate(itertools.pairwise((widths[0], *widths))):
+            for block in range(blocks[stage]):
+                first = block == 0
+                stages.append(BasicBlock(w_in if first else w_out, w_out, 2 if first and stage else 1, norm, groups))
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.stages(self.stem(x)).mean(dim=(2, 3))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    def __init__(self, width_in: int, width_out: int, stride: int, norm: Norm, groups: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(width_in, width_out, 3, stride, 1, bias=False),
+            _norm(norm, groups, width_out),
+            nn.ReLU(),
+            nn.Conv2d(width_out, width_out, 3, padding=1, bias=False),
+            _norm(norm, groups, width_out),
+        )
+        changes = stride != 1 or width_in != width_out
+        self.shortcut = (
+            nn.Sequential(nn.Conv2d(width_in, width_out, 1, stride, bias=False), _norm(norm, groups, width_out))
+            if changes
+            else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.branch(x) + self.shortcut(x))
+
+
+class ConvNet(Classifier):
+    """Convolution, normalisation and 2x2 maximum, once per width."""
+
+    def __init__(self, side: int, channels: int, classes: int, widths: tuple[int, ...], norm: Norm, groups: int) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        for w_in, w_out in itertools.pairwise((channels, *widths)):
+            stages += [nn.Conv2d(w_in, w_out, 3, padding=1, bias=False), _norm(norm, groups, w_out), nn.ReLU(), nn.MaxPool2d(2)]
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1] * (side // 2 ** len(widths)) ** 2, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.stages(x).flatten(1)
+
+
+def _norm(kind: Norm, groups: int, width: int) -> nn.Module:
+    return nn.BatchNorm2d(width) if kind == "batch" else nn.GroupNorm(groups, width)
+
+
+def _check_groups(widths: tuple[int, ...], norm: Norm, groups: int) -> None:
+    odd = [w for w in widths if w % groups]
+    if odd and norm == "group":
+        raise ValueError(f"width {odd[0]} is not a multiple of groups={groups}; change either")

@@ -1,0 +1,117 @@
+"""Saved models: folders of safetensors and JSON that open here or, for diffusers' own networks, in diffusers alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from effuse.core.errors import EffuseError, ModelError
+from effuse.core.model import Arch, Model, fill
+from effuse.core.params import Buffers, Params
+from effuse.core.spec import build, parse, text
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+SCHEDULER = "scheduler/scheduler_config.json"
+
+
+def write_config(arch: Arch, folder: Path) -> None:
+    """Say in the grammar which architecture a folder holds."""
+    (folder / CONFIG).write_text(json.dumps({"format": "effuse", "arch": text(arch)}, indent=2) + "\n")
+
+
+def write_plain(arch: Arch, net: nn.Module, folder: Path, scheduler: Any) -> None:
+    """The folder of a network that only effuse knows; a classifier has no scheduler."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS)
+    if scheduler is not None:
+        scheduler.save_pretrained(folder / "scheduler")
+    write_config(arch, folder)
+
+
+def load_model(folder: Path | str) -> tuple[Model, dict[str, Any] | None]:
+    """The model in a folder that effuse or diffusers wrote, and its scheduler's configuration if it has one."""
+    folder = Path(folder)
+    schedule = read_json(folder / SCHEDULER) if (folder / SCHEDULER).is_file() else None
+    return filled(read_arch(folder), folder), schedule
+
+
+def read_arch(folder: Path, classes: int | None = None) -> Arch:
+    """The architecture that a saved folder holds; `classes` for those that diffusers wrote, which do not say."""
+    if not folder.is_dir():
+        raise ModelError(f"no model folder at '{folder}'; give a run's model/ folder or one that diffusers saved")
+    if (folder / CONFIG).is_file() and "arch" in (config := read_json(folder / CONFIG)):
+        try:
+            return build(parse(config["arch"]), Arch, str(folder / CONFIG))
+        except (EffuseError, TypeError) as error:
+            raise ModelError(f"{folder / CONFIG} does not hold an architecture: {error}") from None
+    from effuse.models.unet import from_diffusers
+
+    path = unet_folder(folder) / CONFIG
+    if not path.is_file():
+        raise ModelError(f"'{folder}' holds neither {CONFIG} nor unet/{CONFIG}; give a run's model/ folder or a diffusers one")
+    config = read_json(path)
+    if config.get("_class_name") != "UNet2DModel":
+        raise ModelError(f"{path} describes a {config.get('_class_name')}; only diffusers' UNet2DModel can be opened")
+    if classes is None:
+        classes = config["num_class_embeds"] - 1 if config.get("num_class_embeds") else 0
+    return from_diffusers(config, classes, str(path))
+
+
+def filled(arch: Arch, folder: Path) -> Model:
+    """A model of that architecture with the weights of a saved folder; shapes only under `torch.device("meta")`."""
+    with torch.random.fork_rng(devices=[]):  # the fresh values are thrown away and must not move anyone's generator
+        net = arch.build()
+    values = read_weights(folder)
+    trained = dict(net.named_parameters()).keys()
+    stray = values.keys() - net.state_dict().keys()
+    if stray:
+        raise ModelError(f"{folder}: '{sorted(stray)[0]}' is not a tensor of {arch.name}")
+    params = Params({k: v for k, v in values.items() if k in trained})
+    buffers = Buffers({k: v for k, v in values.items() if k not in trained})
+    fill(net, Model(arch, params, buffers))
+    return Model(arch, Params.of(net), Buffers.of(net))
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a saved folder, from safetensors only."""
+    try:
+        values = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else _from_diffusers(unet_folder(folder))
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the weights in '{folder}' cannot be read: {error}; save the model again, as safetensors") from None
+    return {k: v.float() if v.is_floating_point() else v for k, v in values.items()}
+
+
+def _from_diffusers(folder: Path) -> dict[str, Tensor]:
+    from diffusers import UNet2DModel
+
+    # diffusers reads its own files, because it knows the names that tensors had in its earlier releases
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        net, report = UNet2DModel.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, low_cpu_mem_usage=False, output_loading_info=True
+        )
+    # where tensors are missing it only warns and makes some up
+    amiss = [f"{kind.replace('_', ' ')} {report[kind][0]}" for kind in ("missing_keys", "unexpected_keys") if report.get(kind)]
+    if amiss:
+        raise ValueError(", ".join(amiss))
+    return net.state_dict()
+
+
+def unet_folder(folder: Path) -> Path:
+    """Where a folder that diffusers wrote keeps its UNet2DModel."""
+    return folder / "unet" if (folder / "unet").is_dir() else folder
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds {type(value).__name__}, not an object of keys and values")
+    return value

@@ -1,0 +1,190 @@
+"""The DDPM U-Net: Ho et al., 2020, as diffusers' UNet2DModel, so that what is trained here opens anywhere."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.data import Shape
+from effuse.core.errors import ModelError
+from effuse.core.model import Arch
+from effuse.core.spec import make, spec
+from effuse.models.saved import write_config
+
+# fields that are keys of UNet2DModel's own configuration
+SHARED = ("dropout", "downsample_padding", "flip_sin_to_cos", "freq_shift", "norm_eps", "resnet_time_scale_shift")
+# keys of that configuration which we do not vary, with the value they must have
+FIXED: Mapping[str, Any] = {
+    "act_fn": "silu",
+    "attn_norm_num_groups": None,
+    "center_input_sample": False,
+    "class_embed_type": None,
+    "downsample_type": "conv",
+    "mid_block_scale_factor": 1,
+    "mid_block_type": "UNetMidBlock2D",
+    "num_train_timesteps": None,
+    "time_embedding_dim": None,
+    "time_embedding_type": "positional",
+    "upsample_type": "conv",
+}
+
+
+@spec
+class Unet(Arch):
+    """A U-Net of residual blocks, one width per resolution, with attention where an image side is listed."""
+
+    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "encoder": ("conv_in", "time_embedding", "class_embedding", "down_blocks"),
+        "bottleneck": ("mid_block",),
+        "decoder": ("up_blocks", "conv_norm_out", "conv_out"),
+    }
+
+    widths: tuple[int, ...] = (128, 256, 256, 256)
+    layers: int = 2  # residual blocks per resolution
+    attention: tuple[int, ...] = (16,)  # image sides at which a residual block is followed by attention
+    middle_attention: bool = True
+    heads: int | None = None  # channels per attention head; None: one head
+    groups: int = 32  # of every GroupNorm
+    dropout: float = 0.0
+    conditional: bool = False  # class embeddings, one more than there are classes: the last is the null label
+    resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
+    # the original's choices, where diffusers' defaults differ
+    downsample_padding: int = 0
+    flip_sin_to_cos: bool = False
+    freq_shift: int = 1
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not self.widths or self.layers < 1:
+            raise ValueError(f"a U-Net needs widths and layers, not widths={list(self.widths)} and layers={self.layers}")
+        odd = [w for w in self.widths if w % self.groups]
+        if odd:
+            raise ValueError(f"width {odd[0]} is not a multiple of groups={self.groups}; change either")
+        step = 2 ** (len(self.widths) - 1)
+        if self.side is not None and self.side % step:
+            raise ValueError(f"side {self.side} cannot be halved {len(self.widths) - 1} times; use fewer widths or resize")
+
+    def resolved(self, shape: Shape) -> Arch:
+        """For data of that shape; a preset becomes the plain `unet` that it stands for."""
+        filled = super().resolved(shape)
+        return make(Unet, {f.name: getattr(filled, f.name) for f in dataclasses.fields(Unet)}, "model")
+
+    def build(self) -> nn.Module:
+        return network_class()(**self.diffusers_config())
+
+    def diffusers_config(self) -> dict[str, Any]:
+        """The arguments of UNet2DModel."""
+        side, channels, classes = self.shape
+        attends = [side // 2**level in self.attention for level in range(len(self.widths))]
+        return {
+            **FIXED,
+            **{key: getattr(self, key) for key in SHARED},
+            "sample_size": side,
+            "in_channels": channels,
+            "out_channels": channels,
+            "block_out_channels": self.widths,
+            "layers_per_block": self.layers,
+            "down_block_types": tuple("AttnDownBlock2D" if a else "DownBlock2D" for a in attends),
+            "up_block_types": tuple("AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attends)),
+            "add_attention": self.middle_attention,
+            "attention_head_dim": self.heads,
+            "norm_num_groups": self.groups,
+            "num_class_embeds": classes + 1 if self.conditional else None,
+        }
+
+    def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
+        """A pipeline folder for diffusers alone; with classes, which no such pipeline takes, its two subfolders."""
+        from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, UNet2DModel
+
+        with torch.device("meta"):
+            plain = UNet2DModel(**self.diffusers_config())
+        plain.load_state_dict({k: v.detach() for k, v in net.state_dict().items()}, assign=True)
+        if self.conditional:
+            plain.save_pretrained(folder / "unet", safe_serialization=True)
+            scheduler.save_pretrained(folder / "scheduler")
+        else:
+            pipeline = DDIMPipeline if isinstance(scheduler, DDIMScheduler) else DDPMPipeline
+            pipeline(unet=plain, scheduler=scheduler).save_pretrained(folder, safe_serialization=True)
+        write_config(self, folder)
+
+
+@spec
+class CifarUnet(Unet):
+    """The network of the DDPM paper for 32x32 images: 35,746,307 parameters."""
+
+    dropout: float = 0.1
+
+
+@spec
+class MnistUnet(Unet):
+    """FedDDPM's network for 28x28 images: three resolutions with one residual block each."""
+
+    widths: tuple[int, ...] = (128, 128, 256)
+    layers: int = 1
+
+
+@spec
+class DigitsUnet(Unet):
+    """A class-conditional network for 8x8 digits that two CPU cores train in two minutes."""
+
+    widths: tuple[int, ...] = (32, 64)
+    layers: int = 1
+    attention: tuple[int, ...] = ()
+    middle_attention: bool = False  # a fifth of the time, and 4x4 positions see each other through the convolutions
+    groups: int = 8
+    conditional: bool = True
+
+
+def from_diffusers(config: Mapping[str, Any], classes: int, where: str) -> Unet:
+    """The `unet` that a UNet2DModel's configuration describes, or a refusal that names the key we cannot follow."""
+    from diffusers import UNet2DModel
+
+    # what a saved configuration leaves out is diffusers' default, not ours
+    given = {**UNet2DModel(block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",)).config}
+    given |= {k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if not k.startswith("_")}
+    side, embeds = given["sample_size"], given["num_class_embeds"]
+    if not isinstance(side, int):
+        raise ModelError(f"{where}: sample_size is {side}; only square images of a fixed side are supported")
+    if embeds not in (None, classes + 1):
+        raise ModelError(
+            f"{where}: it has {embeds} class embeddings where {classes} classes and the null label need {classes + 1}; "
+            "start from an unconditional model or from one of effuse's own"
+        )
+    arch = Unet(
+        side=side,
+        channels=given["in_channels"],
+        classes=classes,
+        widths=given["block_out_channels"],
+        layers=given["layers_per_block"],
+        attention=tuple(side // 2**i for i, kind in enumerate(given["down_block_types"]) if kind == "AttnDownBlock2D"),
+        middle_attention=given["add_attention"],
+        heads=given["attention_head_dim"],
+        groups=given["norm_num_groups"],
+        conditional=embeds is not None,
+        **{key: given[key] for key in SHARED},
+    )
+    for key, value in arch.diffusers_config().items():
+        if given[key] != value:
+            raise ModelError(f"{where}: {key} is {given[key]!r}, but effuse's unet has {value!r} there")
+    return arch
+
+
+@functools.cache
+def network_class() -> type[nn.Module]:
+    """UNet2DModel called as `net(x, t, labels)`; made on first use because importing diffusers takes seconds."""
+    from diffusers import UNet2DModel
+
+    class Network(UNet2DModel):
+        def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+            if self.class_embedding is None:
+                labels = None
+            else:
+                null = self.class_embedding.num_embeddings - 1
+                labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
+            return super().forward(x, t, labels, return_dict=False)[0]
+
+    return Network

@@ -1,0 +1,177 @@
+"""Encoders: what they see, that they repeat, and that nothing is computed twice."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from effuse.core.data import Dataset, Shape
+from effuse.core.errors import DataError, RecipeError, RunError, TrainingError
+from effuse.core.metric import Subject
+from effuse.core.spec import build_text, spec, text
+from effuse.metrics import store
+from effuse.metrics.classifier import Classifier, Convnet
+from effuse.metrics.encoders import Encoder, Inception, Network, generated, reference, reference_rows, stored
+from effuse.metrics.fidelity import FID, KID
+
+SubjectOf = Callable[..., Subject]
+CALLS: list[int] = []
+
+
+@spec
+class MeanColour(Encoder, name="mean_colour"):
+    """Two features of an image: its mean and its spread."""
+
+    __abstract__ = True
+    preprocessing: ClassVar[str] = "none"
+    has_head: ClassVar[bool] = False
+
+    def identity(self, subject: Subject) -> str:
+        return "fixed"
+
+    def network(self, subject: Subject) -> Network:
+        def run(images: torch.Tensor) -> tuple[torch.Tensor, None]:
+            CALLS.append(len(images))
+            flat = images.float().flatten(1)
+            return torch.stack([flat.mean(dim=1), flat.std(dim=1)], dim=1), None
+
+        return run
+
+
+def test_stored_images() -> None:
+    pixels = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
+    assert stored(pixels, clipped=False).tolist() == [0, 0, 64, 128, 191, 255, 255]
+    assert stored(pixels, clipped=True).tolist() == [0, 0, 0, 0, 128, 255, 255]
+
+
+def test_stored_images_survive_the_way_through_floats(digits: tuple[Dataset, Dataset]) -> None:
+    _, test = digits
+    assert torch.equal(stored(test.floats(test.images), clipped=False), test.images)
+
+
+def test_classifier_is_good_on_held_out_digits(subject_of: SubjectOf) -> None:
+    subject = subject_of()
+    encoding = reference(subject, Classifier(), "test")
+    assert encoding.features.shape == (359, 64)
+    assert encoding.logits is not None
+    assert float((encoding.logits.argmax(dim=1) == subject.test.labels).double().mean()) >= 0.97
+
+
+@pytest.mark.parametrize(("side", "channels"), [(8, 1), (28, 1), (32, 3), (64, 3)])
+def test_convnet_takes_any_size(side: int, channels: int) -> None:
+    net = Convnet(Shape(side, channels, 7), width=4).eval()
+    assert net(torch.zeros(2, channels, side, side)).shape == (2, 7)
+
+
+def test_classifier_repeats_and_leaves_the_global_generator_alone(subject_of: SubjectOf) -> None:
+    quick = Classifier(width=4, steps=5, epochs=1)
+    before = torch.random.get_rng_state()
+    with torch.inference_mode():
+        first = quick.encode(subject_of().test.images[:5], subject_of(cache=None))
+    torch.rand(3)
+    after_draw = torch.random.get_rng_state()
+    second = quick.encode(subject_of().test.images[:5], subject_of(cache=None))
+    assert torch.equal(first.features, second.features)
+    assert torch.equal(torch.random.get_rng_state(), after_draw)
+    assert not torch.equal(before, after_draw)
+    assert not torch.equal(
+        Classifier(width=4, steps=5, epochs=1, seed=1).encode(subject_of().test.images[:5], subject_of(cache=None)).features,
+        first.features,
+    )
+
+
+def test_classifier_is_trained_once(subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Classifier(width=4, steps=2, epochs=1)
+    first = generated(subject_of(cache=tmp_path), quick, 20)
+    monkeypatch.setattr(Classifier, "trained", lambda *_: pytest.fail("trained again"))
+    assert torch.equal(generated(subject_of(cache=tmp_path), quick, 20).features, first.features)
+    assert [p.suffix for p in tmp_path.iterdir()] == [".safetensors"]
+
+
+def test_other_training_data_means_another_classifier(subject_of: SubjectOf) -> None:
+    quick = Classifier(width=4, steps=2)
+    assert quick.identity(subject_of()) != quick.identity(subject_of(train=subject_of().test))
+    assert quick.identity(subject_of()) != Classifier(width=4, steps=3).identity(subject_of())
+
+
+def test_reference_features_are_computed_once(subject_of: SubjectOf, tmp_path: Path) -> None:
+    CALLS.clear()
+    first = FID(n=50, encoder=MeanColour()).measure(subject_of(cache=tmp_path))
+    assert sum(CALLS) == 50 + 359
+    again = FID(n=50, encoder=MeanColour()).measure(subject_of(cache=tmp_path))
+    assert sum(CALLS) == 2 * 50 + 359
+    assert first == again
+    FID(n=50, encoder=MeanColour(), clipped=True).measure(subject_of(cache=tmp_path))
+    assert sum(CALLS) == 3 * 50 + 2 * 359  # other pixels, other features
+    assert sorted({p.name.split("-")[0] for p in tmp_path.iterdir()}) == ["features", "moments"]
+
+
+def test_metrics_of_one_evaluation_share_the_samples_features(subject_of: SubjectOf) -> None:
+    CALLS.clear()
+    subject = subject_of(cache=None)
+    FID(n=50, encoder=MeanColour()).measure(subject)
+    KID(n=30, encoder=MeanColour()).measure(subject)
+    assert sum(CALLS) == 50 + 359
+
+
+def test_changed_data_is_not_taken_from_the_cache(subject_of: SubjectOf, tmp_path: Path) -> None:
+    train = subject_of().train
+    CALLS.clear()
+    reference(subject_of(cache=tmp_path), MeanColour(), "test")
+    reference(subject_of(cache=tmp_path, test=train), MeanColour(), "test")
+    assert sum(CALLS) == 359 + 1438
+
+
+def test_a_damaged_cache_file_is_replaced(subject_of: SubjectOf, tmp_path: Path) -> None:
+    first = reference(subject_of(cache=tmp_path), MeanColour(), "test")
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"half a fi")
+    assert torch.equal(reference(subject_of(cache=tmp_path), MeanColour(), "test").features, first.features)
+    assert file.stat().st_size > 1000
+
+
+def test_a_full_disk_says_so(subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "replace", full)
+    with pytest.raises(RunError, match="No space left on device; free space"):
+        reference(subject_of(cache=tmp_path), MeanColour(), "test")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reference_rows(subject_of: SubjectOf) -> None:
+    subject = subject_of()
+    assert torch.equal(reference_rows(subject, "test", None), torch.arange(359))
+    some = reference_rows(subject, "test", 100)
+    assert torch.equal(some, reference_rows(subject, "test", 100))
+    assert len(some.unique()) == 100
+    assert int(some.max()) > 300  # spread over the whole set
+    with pytest.raises(DataError, match="reference=400, but the test split of digits.. has 359 images"):
+        reference_rows(subject, "test", 400)
+
+
+def test_inception_says_what_is_missing(subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EFFUSE_DATA", raising=False)
+    with pytest.raises(DataError, match="EFFUSE_DATA is not set"):
+        Inception().identity(subject_of())
+    monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=f"no file {tmp_path}/inception_fid.safetensors"):
+        Inception().identity(subject_of())
+    with pytest.raises(DataError, match="no file"):
+        FID().ready(conditional=True)
+
+
+def test_samples_that_are_no_numbers_are_refused(subject_of: SubjectOf) -> None:
+    with pytest.raises(TrainingError, match="the model has diverged"):
+        generated(subject_of(torch.full((2, 1, 8, 8), float("nan"))), MeanColour(), 2)
+
+
+def test_encoders_in_the_grammar() -> None:
+    metric = build_text("fid(n=100, encoder=classifier(seed=3), clipped=True)", FID, "evaluate")
+    assert metric == FID(n=100, encoder=Classifier(seed=3), clipped=True)
+    assert build_text(text(metric), FID, "evaluate") == metric
+    with pytest.raises(RecipeError, match="no encoder 'inceptoin'; did you mean inception"):
+        build_text("fid(encoder=inceptoin())", FID, "evaluate")
