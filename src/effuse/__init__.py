@@ -1,6 +1,11 @@
 """effuse: federated learning of, and with, diffusion models."""
 
+import os
 from typing import Any
+
+# OpenMP threads that spin while they wait make two torch processes on the same cores ten times slower, and several workers on
+# one machine are our daily bread; it must be said before torch is imported, and changes no result
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = ["load", "run"]

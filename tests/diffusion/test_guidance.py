@@ -32,7 +32,7 @@ def test_one_evaluation_of_twice_the_batch() -> None:
 
 
 def test_blending_epsilon_is_blending_x0() -> None:
-    """x0 = (x_t - s epsilon) / a is affine in epsilon and the weights 1 + w and -w sum to one, so either blend is the same."""
+    """x0 = (x_t - s epsilon) / a is affine in epsilon, and the weights 1 + w and -w sum to one."""
     a, s, w = 0.8, 0.6, 2.5
     x, cond, uncond = torch.randn(3, 5, dtype=torch.float64)
 

@@ -30,9 +30,15 @@ def gaussian(task: Denoise, calls: list[Tensor] | None = None) -> Predict:
     return predict
 
 
-def sample(sampler: Sampler, task: Denoise, shape: torch.Size = MANY, seed: int = 0, **options: object) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return sampler.draw(options.get("net") or gaussian(task), task, shape, options.get("labels"), generator, lambda: None)  # type: ignore[arg-type]
+def sample(
+    sampler: Sampler,
+    task: Denoise,
+    shape: torch.Size = MANY,
+    seed: int = 0,
+    net: Predict | None = None,
+    labels: Tensor | None = None,
+) -> Tensor:
+    return sampler.draw(net or gaussian(task), task, shape, labels, torch.Generator().manual_seed(seed), lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_targets_are_equivalent(sampler: Sampler, schedule: Linear) -> None:
 @pytest.mark.parametrize("spacing", ["uniform", "quadratic"])
 @pytest.mark.parametrize("eta", [0.0, 0.7])
 def test_ddim_update_by_hand(spacing: str, eta: float) -> None:
-    """x' = a' x0 + sqrt(s'^2 - sigma^2) epsilon + sigma z, sigma = eta (s'/s) sqrt(1 - a^2/a'^2); a' = 1 after the last step."""
+    """x' = a' x0 + sqrt(s'^2 - sigma^2) epsilon + sigma z, sigma = eta (s'/s) sqrt(1 - a^2/a'^2); at the end a' = 1."""
     task, shape = Denoise(), torch.Size((8, 1, 2, 2))
     sampler = Ddim(steps=20, eta=eta, spacing=spacing)
     times = list(range(0, 1000, 50)) if spacing == "uniform" else quadratic(1000, 20).tolist()
@@ -91,8 +97,8 @@ def test_quadratic_steps() -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "first", "evaluations"),
-    [(Ancestral(), 199, 200), (Ancestral(steps=10), 180, 10), (Ddim(steps=50), 196, 50), (Ddim(steps=5, spacing="quadratic"), 160, 5),
-     (DpmSolver(steps=8), 199, 8)],
+    [(Ancestral(), 199, 200), (Ancestral(steps=10), 180, 10), (Ddim(steps=50), 196, 50),
+     (Ddim(steps=5, spacing="quadratic"), 160, 5), (DpmSolver(steps=8), 199, 8)],
     ids=str,
 )  # fmt: skip
 def test_evaluations(sampler: Sampler, first: int, evaluations: int) -> None:

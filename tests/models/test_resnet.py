@@ -20,7 +20,7 @@ CIFAR, DIGITS = Shape(32, 3, 10), Shape(8, 1, 10)
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_resnet16(norm: str) -> None:
-    """FACTS 1.5: blocks [2, 2, 2, 1] have 6,440,640 values in convolutions, 6,453,322 in all, 479,920,128 convolution MACs."""
+    """FACTS 1.5: blocks [2, 2, 2, 1] have 6,440,640 values in convolutions, 6,453,322 in all, and 479,920,128 MACs."""
     arch = Resnet(norm=norm).resolved(CIFAR)
     with torch.device("meta"):
         net = arch.build()
@@ -74,7 +74,9 @@ def test_equal_logits_cost_ln_classes() -> None:
     torch.testing.assert_close(padded, task.loss(Net(net), Batch(x[:2], labels[:2], task)))
 
 
-@pytest.mark.parametrize("source", ["resnet(widths=[64], blocks=[1, 1])", "resnet(widths=[20], blocks=[1])", "cnn(side=2)", "cnn(widths=[])"])
+@pytest.mark.parametrize(
+    "source", ["resnet(widths=[64], blocks=[1, 1])", "resnet(widths=[20], blocks=[1])", "cnn(side=2)", "cnn(widths=[])"]
+)
 def test_impossible_classifiers_are_refused(source: str) -> None:
     with pytest.raises(RecipeError, match="model: "):
         build(parse(source), Arch, "model")

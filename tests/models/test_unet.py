@@ -106,7 +106,9 @@ def test_only_group_norm() -> None:
     assert "GroupNorm" in names and not any("Batch" in n or "LayerNorm" in n for n in names)
 
 
-@pytest.mark.parametrize("source", ["unet(widths=[30])", "unet(side=6, widths=[32, 32, 32])", "unet(layers=0)", "unet(widths=[])"])
+@pytest.mark.parametrize(
+    "source", ["unet(widths=[30])", "unet(side=6, widths=[32, 32, 32])", "unet(layers=0)", "unet(widths=[])"]
+)
 def test_impossible_networks_are_refused_as_recipes(source: str) -> None:
     with pytest.raises(RecipeError, match="model: "):
         build(parse(source), Arch, "model")

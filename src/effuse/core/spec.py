@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import inspect
 import pkgutil
 import re
 import types
@@ -192,9 +193,11 @@ def text(value: Any, full: bool = True) -> str:
 
 @functools.cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """The annotated keys of a spec class, in order of declaration."""
+    """The annotated keys of a spec class, its own before inherited ones, so that `shards(3)` means what it says."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    names = {f.name for f in dataclasses.fields(cls)}
+    order = dict.fromkeys(key for c in cls.__mro__ for key in inspect.get_annotations(c))
+    return {key: hints[key] for key in order if key in names}
 
 
 def find(base: type, name: str, where: str) -> type:

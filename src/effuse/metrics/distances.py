@@ -1,7 +1,7 @@
 """The plain formulas behind the fidelity metrics, in float64, on features and probabilities.
 
-torchmetrics computes FID, KID and IS as well and is their oracle in the tests; but it takes no cached reference moments, needs
-sets of equal size for KID, and shuffles with torch's global generator.
+torchmetrics computes FID, KID and IS as well and is their oracle in the tests; but it takes no cached reference moments,
+needs sets of equal size for KID, and shuffles with torch's global generator.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def moments(features: Tensor) -> Moments:
 def frechet(a: Moments, b: Moments) -> float:
     """Squared Fréchet distance of two Gaussians.
 
-    The trace of sqrt(A B) is that of sqrt(sqrt(A) B sqrt(A)): symmetric, so its eigenvalues are real for however few samples.
+    The trace of sqrt(A B) is that of sqrt(sqrt(A) B sqrt(A)): symmetric, so its eigenvalues are real at any sample size.
     """
     values, vectors = torch.linalg.eigh(a.covariance)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T

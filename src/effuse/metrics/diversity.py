@@ -15,7 +15,7 @@ from effuse.metrics.encoders import stored
 
 @spec
 class Diversity(Metric):
-    """The mean pairwise pixel distance within a class, generated over real, averaged over the classes; real images have 1."""
+    """The mean pairwise pixel distance within a class, generated over real, averaged over the classes."""
 
     n: Annotated[int, Field(ge=2)] = 500
     split: Split = "test"

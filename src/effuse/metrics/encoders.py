@@ -82,8 +82,8 @@ class Inception(Encoder):
         root = os.environ.get("EFFUSE_DATA")
         if not root:
             raise DataError(
-                "the Inception weights for FID are looked for as EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is not "
-                "set; point it at the folder that holds them, or use encoder=classifier()"
+                "the Inception weights for FID are looked for as EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is "
+                "not set; point it at the folder that holds them, or use encoder=classifier()"
             )
         return Path(root) / "inception_fid.safetensors"
 
@@ -95,7 +95,7 @@ class Inception(Encoder):
 def stored(pixels: Tensor, clipped: bool) -> Tensor:
     """Images in [-1, 1] as uint8; `clipped` writes them unscaled, so that all below mid-grey is black (FedDiffuse)."""
     if not pixels.isfinite().all():
-        raise TrainingError("the generated images hold values that are no numbers; the model has diverged, lower its learning rate")
+        raise TrainingError("the generated images are not all numbers: the model has diverged; lower its learning rate")
     scaled = pixels.clamp(0.0, 1.0) * 255.0 if clipped else (pixels.clamp(-1.0, 1.0) + 1.0) * 127.5
     return scaled.round().to(torch.uint8)
 

@@ -180,7 +180,8 @@ class Sinusoids(nn.Module):
         super().__init__()
         half = dim // 2
         # a constant of the network, neither trained nor sent
-        self.register_buffer("frequencies", torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1))), persistent=False)
+        frequencies = torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1)))
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:
         angles = t[:, None] * self.frequencies

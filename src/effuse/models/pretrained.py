@@ -22,7 +22,7 @@ class FromPretrained(Arch):
     """
 
     folder: str
-    sha256: str | None = None  # of the parameters; filled in when the recipe is resolved, so that a repeated run starts alike
+    sha256: str | None = None  # of the parameters; filled in when the recipe is resolved: a repeated run starts alike
 
     def resolved(self, shape: Shape) -> Arch:
         """Made for data of that shape, which must be the folder's, with the weights pinned."""
@@ -30,12 +30,15 @@ class FromPretrained(Arch):
         arch = full.concrete
         if (arch.side, arch.channels, arch.classes) != (full.side, full.channels, full.classes):
             raise ModelError(
-                f"the model in '{self.folder}' is made for {arch.side}x{arch.side}x{arch.channels} images of {arch.classes} "
-                f"classes, the data has {full.side}x{full.side}x{full.channels} of {full.classes}; add transforms to the data"
+                f"the model in '{self.folder}' is made for {_words(arch)}, the data has {_words(full)}; "
+                "add transforms to the data or start from another model"
             )
         digest = filled(arch, Path(self.folder)).params.digest()
         if self.sha256 not in (None, digest):
-            raise ModelError(f"the weights in '{self.folder}' are not those of the recipe: their SHA-256 is {digest}, not {self.sha256}")
+            raise ModelError(
+                f"the weights in '{self.folder}' are not those of the recipe: their SHA-256 is {digest}, not {self.sha256}; "
+                "bring the folder back or drop sha256 from the recipe"
+            )
         return with_values(full, "model", sha256=digest)
 
     @functools.cached_property
@@ -59,3 +62,7 @@ class FromPretrained(Arch):
     def initial(self, stream: Stream) -> Model:
         """What was saved; a model of the concrete architecture, with nothing drawn."""
         return filled(self.concrete, Path(self.folder))
+
+
+def _words(arch: Arch) -> str:
+    return f"{arch.side}x{arch.side}x{arch.channels} images of {arch.classes} classes"

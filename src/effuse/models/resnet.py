@@ -26,7 +26,7 @@ class Resnet(Arch):
 
     def __post_init__(self) -> None:
         if len(self.widths) != len(self.blocks) or not self.widths or min(self.blocks) < 1:
-            raise ValueError(f"widths={list(self.widths)} and blocks={list(self.blocks)} must pair up, one or more blocks each")
+            raise ValueError(f"widths={list(self.widths)} and blocks={list(self.blocks)} must pair up, blocks from 1 on")
         _check_groups(self.widths, self.norm, self.groups)
 
     def build(self) -> nn.Module:
@@ -77,12 +77,13 @@ class ResNet(Classifier):
         self, channels: int, classes: int, widths: tuple[int, ...], blocks: tuple[int, ...], norm: Norm, groups: int
     ) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), _norm(norm, groups, widths[0]), nn.ReLU())
+        first = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.stem = nn.Sequential(first, _norm(norm, groups, widths[0]), nn.ReLU())
         stages: list[nn.Module] = []
         for stage, (w_in, w_out) in enumerate(itertools.pairwise((widths[0], *widths))):
             for block in range(blocks[stage]):
-                first = block == 0
-                stages.append(BasicBlock(w_in if first else w_out, w_out, 2 if first and stage else 1, norm, groups))
+                enters = block == 0
+                stages.append(BasicBlock(w_in if enters else w_out, w_out, 2 if enters and stage else 1, norm, groups))
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(widths[-1], classes)
 
@@ -120,7 +121,8 @@ class ConvNet(Classifier):
         super().__init__()
         stages: list[nn.Module] = []
         for w_in, w_out in itertools.pairwise((channels, *widths)):
-            stages += [nn.Conv2d(w_in, w_out, 3, padding=1, bias=False), _norm(norm, groups, w_out), nn.ReLU(), nn.MaxPool2d(2)]
+            convolution = nn.Conv2d(w_in, w_out, 3, padding=1, bias=False)
+            stages += [convolution, _norm(norm, groups, w_out), nn.ReLU(), nn.MaxPool2d(2)]
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(widths[-1] * (side // 2 ** len(widths)) ** 2, classes)
 

@@ -53,7 +53,7 @@ def read_arch(folder: Path, classes: int | None = None) -> Arch:
 
     path = unet_folder(folder) / CONFIG
     if not path.is_file():
-        raise ModelError(f"'{folder}' holds neither {CONFIG} nor unet/{CONFIG}; give a run's model/ folder or a diffusers one")
+        raise ModelError(f"'{folder}' has neither {CONFIG} nor unet/{CONFIG}; give a run's model/ folder or a diffusers one")
     config = read_json(path)
     if config.get("_class_name") != "UNet2DModel":
         raise ModelError(f"{path} describes a {config.get('_class_name')}; only diffusers' UNet2DModel can be opened")
@@ -82,7 +82,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     try:
         values = load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else _from_diffusers(unet_folder(folder))
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"the weights in '{folder}' cannot be read: {error}; save the model again, as safetensors") from None
+        raise ModelError(f"the weights in '{folder}' cannot be read: {error}; save them again, as safetensors") from None
     return {k: v.float() if v.is_floating_point() else v for k, v in values.items()}
 
 
@@ -95,9 +95,9 @@ def _from_diffusers(folder: Path) -> dict[str, Tensor]:
             folder, use_safetensors=True, local_files_only=True, low_cpu_mem_usage=False, output_loading_info=True
         )
     # where tensors are missing it only warns and makes some up
-    amiss = [f"{kind.replace('_', ' ')} {report[kind][0]}" for kind in ("missing_keys", "unexpected_keys") if report.get(kind)]
-    if amiss:
-        raise ValueError(", ".join(amiss))
+    for kind in ("missing_keys", "unexpected_keys"):
+        if report[kind]:
+            raise ValueError(f"{kind.replace('_', ' ')} {', '.join(sorted(report[kind])[:3])}")
     return net.state_dict()
 
 

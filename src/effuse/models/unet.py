@@ -144,7 +144,8 @@ def from_diffusers(config: Mapping[str, Any], classes: int, where: str) -> Unet:
     from diffusers import UNet2DModel
 
     # what a saved configuration leaves out is diffusers' default, not ours
-    given = {**UNet2DModel(block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",)).config}
+    least = UNet2DModel(block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",))
+    given = dict(least.config)
     given |= {k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if not k.startswith("_")}
     side, embeds = given["sample_size"], given["num_class_embeds"]
     if not isinstance(side, int):
