@@ -79,8 +79,18 @@ def encode(value: Any, hint: Any, wire: str = "fp32") -> bytes:
     """Bytes of a value of the annotated type."""
     tensors: list[Tensor] = []
     tree = _pack(map_params(value, _narrowed) if wire == "bf16" else value, hint, tensors, "message")
-    named = {f"{i:06d}": t.detach().cpu().contiguous() for i, t in enumerate(tensors)}
+    named = {f"{i:06d}": t for i, t in enumerate(_apart(tensors))}
     return safetensors.torch.save(named, {"effuse": json.dumps(tree, allow_nan=False, separators=(",", ":"))})
+
+
+def _apart(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Plain CPU tensors; one that shares memory with another is copied, since safetensors refuses to guess."""
+    seen: set[int] = set()
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        place = plain.untyped_storage().data_ptr()
+        yield plain.clone() if place in seen else plain
+        seen.add(place)
 
 
 def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:

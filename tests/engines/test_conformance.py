@@ -1,0 +1,86 @@
+"""Every algorithm gives the same bits on every engine."""
+
+import inspect
+
+import pytest
+from toy import ToyAsksTwice, ToyForgetful, ToyScribbler, ToyServerScribbler, ToyStateful, sgd, toy_recipe
+
+from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.localonly import LocalOnly
+from effuse.core.algorithm import Algorithm
+from effuse.core.errors import FederationError
+from effuse.core.recipe import Evaluate
+from effuse.core.solvers import Adam, CosineDecay
+from effuse.core.spec import registry
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines.driver import run
+
+ADAM = Adam(lr=1e-2, batch=8, epochs=1)
+ALGORITHMS = {
+    "fedavg": FedAvg(local=ADAM),
+    "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),
+    "fedavg, kept optimiser": FedAvg(local=Adam(lr=1e-2, batch=8, steps=3, state="kept", clip=0.5, schedule=CosineDecay())),
+    "fedprox": FedProx(local=sgd(momentum=0.9), mu=0.1),
+    "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
+    "localonly": LocalOnly(local=ADAM),
+    "client state": ToyStateful(local=ADAM, cohort=2),
+    "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
+}
+
+
+def test_every_algorithm_of_the_project_is_compared():
+    """A new algorithm that is missing above fails here."""
+    real = {cls.name for cls in registry(Algorithm).values() if cls.__module__.startswith("effuse.")}
+    assert real <= {a.name for a in ALGORITHMS.values()}
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_loopback_equals_simulator(name, wire, tmp_path):
+    algorithm = ALGORITHMS[name]
+    evaluate, sampler = Evaluate(grid=2, every=1), Ancestral(batch=4)
+    recipe = toy_recipe(algorithm=algorithm, rounds=3, wire=wire, ema=0.5, evaluate=evaluate, sampler=sampler)
+    if isinstance(algorithm, Centralised):
+        recipe = toy_recipe(algorithm=algorithm, rounds=3, wire=wire)
+    results = {engine: run(recipe, tmp_path / engine, engine=engine) for engine in ("simulator", "loopback")}
+    a, b = results.values()
+    assert a["weights_sha256"] == b["weights_sha256"]
+    assert a["traffic"]["bytes"] == b["traffic"]["bytes"] and a["traffic"]["parameters"] == b["traffic"]["parameters"]
+    if a["traffic"]["bytes"]["up"]:
+        assert b["traffic"]["wire_bytes"]["up"] > b["traffic"]["bytes"]["up"]
+
+
+def test_the_weights_depend_on_the_seed_and_on_training(tmp_path):
+    """So that the equalities above say something."""
+    digests = {run(toy_recipe(seed=s, rounds=r), tmp_path / f"{s}-{r}")["weights_sha256"] for s, r in ((0, 1), (0, 2), (1, 2))}
+    assert len(digests) == 3
+
+
+def test_evaluation_does_not_change_training(tmp_path):
+    often = toy_recipe(rounds=3, evaluate=Evaluate(grid=2, every=1), sampler=Ancestral(batch=2))
+    rarely = toy_recipe(rounds=3)
+    assert run(often, tmp_path / "a")["weights_sha256"] == run(rarely, tmp_path / "b")["weights_sha256"]
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "numpy"])
+def test_a_client_that_scribbles_on_its_message_is_caught(how, tmp_path):
+    with pytest.raises(FederationError, match="job 'train' of toy_scribbler changed a tensor"):
+        run(toy_recipe(algorithm=ToyScribbler(local=ADAM, how=how)), tmp_path / "run")
+
+
+def test_a_server_program_that_scribbles_on_its_state_is_caught(tmp_path):
+    with pytest.raises(FederationError, match="server program of toy_server_scribbler changed a tensor"):
+        run(toy_recipe(algorithm=ToyServerScribbler(local=ADAM)), tmp_path / "run")
+
+
+def test_an_answer_that_nobody_takes_is_an_error(tmp_path):
+    with pytest.raises(FederationError, match="answers of clients 1, 2 were asked for and never taken"):
+        run(toy_recipe(algorithm=ToyForgetful(local=ADAM)), tmp_path / "run")
+
+
+def test_algorithms_import_no_engine():
+    for cls in registry(Algorithm).values():
+        if cls.__module__.startswith("effuse."):
+            assert "effuse.engines" not in inspect.getsource(inspect.getmodule(cls))

@@ -1,0 +1,217 @@
+"""A run that is killed and resumed ends as if nothing had happened."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from toy import ToyStateful, toy_recipe
+
+from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.localonly import LocalOnly
+from effuse.core.errors import FederationError, RunError
+from effuse.core.machine import Eager
+from effuse.core.recipe import Evaluate
+from effuse.core.solvers import Adam
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines import driver
+from effuse.engines.driver import resume, run
+from effuse.engines.folder import RunFolder
+
+ADAM = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
+RECIPES = {
+    "stateful": toy_recipe(algorithm=ToyStateful(local=ADAM, cohort=2), rounds=4, ema=0.5),
+    "local only": toy_recipe(algorithm=LocalOnly(local=ADAM), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)),
+    "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
+}
+# where the process dies: (recipe, what it was doing, for the how-manieth time)
+DEATHS = [
+    ("stateful", "fit", 1),  # in the first round, before any checkpoint
+    ("stateful", "fit", 4),  # one client of the round has replied and written its state
+    ("stateful", "fit", 8),
+    ("stateful", "sync", 2),  # a client's state is written but not renamed
+    ("stateful", "rename", 3),
+    ("stateful", "renamed", 4),  # a client's new state is there, its reply was never taken
+    ("stateful", "checkpoint", 1),  # half of a checkpoint is on disk
+    ("stateful", "checkpoint", 3),
+    ("stateful", "checkpointed", 2),  # a checkpoint is there, the round after it has not begun
+    ("stateful", "line", 2),  # half a line of rounds.jsonl
+    ("stateful", "lined", 3),  # the line is whole, its checkpoint is missing
+    ("stateful", "result", 1),  # all is done but the result
+    ("local only", "fit", 5),
+    ("local only", "checkpoint", 2),
+    ("centralised", "fit", 3),
+    ("centralised", "checkpoint", 3),
+]
+
+
+class Fate:
+    """Kills this process the n-th time that something happens."""
+
+    def __init__(self, monkeypatch, event: str, n: int) -> None:
+        self.left = n
+        fit, sync, rename = Eager.fit, os.fsync, os.replace
+        append, save, write_json = RunFolder.append, RunFolder.save_checkpoint, RunFolder.write_json
+
+        def after_fit(machine, net, work):
+            done = fit(machine, net, work)
+            self.strike(event == "fit")
+            return done
+
+        def at_sync(handle):
+            self.strike(event == "sync")
+            sync(handle)
+
+        def at_rename(old, new):
+            checkpoint = "checkpoints" in str(new)
+            self.strike(event == "rename" and not checkpoint)
+            if event == "checkpoint" and checkpoint and self.left == 1:
+                os.truncate(old, os.path.getsize(old) // 2)
+                rename(old, str(old) + ".half")  # the unfinished file stays behind under a name of its own
+            self.strike(event == "checkpoint" and checkpoint)
+            rename(old, new)
+            self.strike(event == "renamed" and not checkpoint)
+
+        def at_line(folder, record):
+            if event == "line" and self.left == 1:
+                with open(folder.rounds, "a") as file:
+                    file.write(json.dumps(record)[:40])
+            self.strike(event == "line")
+            append(folder, record)
+            self.strike(event == "lined")
+
+        def at_checkpoint(folder, checkpoint):
+            save(folder, checkpoint)
+            self.strike(event == "checkpointed")
+
+        def at_json(folder, name, value):
+            self.strike(event == "result" and name == "result.json")
+            write_json(folder, name, value)
+
+        monkeypatch.setattr(Eager, "fit", after_fit)
+        monkeypatch.setattr(os, "fsync", at_sync)
+        monkeypatch.setattr(os, "replace", at_rename)
+        monkeypatch.setattr(RunFolder, "append", at_line)
+        monkeypatch.setattr(RunFolder, "save_checkpoint", at_checkpoint)
+        monkeypatch.setattr(RunFolder, "write_json", at_json)
+
+    def strike(self, now: bool) -> None:
+        if now:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_run(recipe, folder, monkeypatch, event, n, action=run) -> None:
+    """Run in a child process that dies by SIGKILL at the given moment."""
+    child = os.fork()
+    if child == 0:
+        with monkeypatch.context() as patch:
+            Fate(patch, event, n)
+            action(recipe, folder) if action is run else action(folder)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "the process outlived the moment it should have died"
+
+
+def lines(folder):
+    """rounds.jsonl, times aside."""
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).records()]
+
+
+@pytest.fixture(autouse=True)
+def checkpoint_every_round(monkeypatch):
+    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The result and the lines of each recipe's quiet run."""
+    known = {}
+
+    def get(name):
+        if name not in known:
+            folder = tmp_path_factory.mktemp("quiet") / "run"
+            known[name] = (run(RECIPES[name], folder), lines(folder))
+        return known[name]
+
+    return get
+
+
+@pytest.mark.parametrize(("name", "event", "n"), DEATHS)
+def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
+    quiet, quiet_lines = undisturbed(name)
+    killed_run(RECIPES[name], tmp_path / "run", monkeypatch, event, n)
+    result = resume(tmp_path / "run")
+    assert result["weights_sha256"] == quiet["weights_sha256"]
+    assert lines(tmp_path / "run") == quiet_lines
+    assert result["traffic"] == quiet["traffic"] and result["metrics"] == quiet["metrics"] and result["images"] == quiet["images"]
+
+
+def test_killed_twice(tmp_path, monkeypatch, undisturbed):
+    quiet, quiet_lines = undisturbed("stateful")
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 6)
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "checkpoint", 1, action=lambda folder: resume(folder))
+    assert resume(tmp_path / "run")["weights_sha256"] == quiet["weights_sha256"]
+    assert lines(tmp_path / "run") == quiet_lines
+
+
+def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
+    """Only the first round is checkpointed; the states that it names must outlive three more rounds."""
+    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 0.0)
+    quiet, quiet_lines = undisturbed("stateful")
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 8)
+    assert resume(tmp_path / "run")["weights_sha256"] == quiet["weights_sha256"]
+    assert lines(tmp_path / "run") == quiet_lines
+
+
+def test_resuming_a_finished_run_gives_its_result(tmp_path):
+    first = run(toy_recipe(), tmp_path / "run")
+    assert resume(tmp_path / "run") == first
+
+
+def test_old_states_and_checkpoints_are_dropped(tmp_path):
+    run(RECIPES["stateful"], tmp_path / "run")
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+    for client in (tmp_path / "run" / "clients").iterdir():
+        assert len(list(client.iterdir())) <= 2, "a client keeps the accepted state and the one before it"
+
+
+def test_a_lost_client_folder_is_told(tmp_path, monkeypatch):
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "checkpointed", 3)
+    for file in (tmp_path / "run" / "clients").rglob("*.state"):
+        file.unlink()
+    with pytest.raises(FederationError, match="has no snapshot .* that the server expects; restore the folder"):
+        resume(tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_serves(tmp_path, monkeypatch, undisturbed):
+    killed_run(RECIPES["centralised"], tmp_path / "run", monkeypatch, "checkpointed", 3)
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-10])
+    with pytest.raises(RunError, match="cannot be read .* delete it to go on from the one before"):
+        resume(tmp_path / "run")
+    newest.unlink()
+    assert resume(tmp_path / "run")["weights_sha256"] == undisturbed("centralised")[0]["weights_sha256"]
+
+
+def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
+    run(toy_recipe(), tmp_path / "run")
+    with pytest.raises(RunError, match="already holds a run; choose another --out, or go on with `effuse resume"):
+        run(toy_recipe(), tmp_path / "run")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    run(toy_recipe(), tmp_path / "run")
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(RunError, match="in use by another effuse process"):
+        resume(tmp_path / "run")
+
+
+def test_the_manifest_repeats_the_run(tmp_path):
+    from effuse.recipes import find_recipe
+
+    first = run(RECIPES["stateful"], tmp_path / "run")
+    _, again = find_recipe(str(tmp_path / "run" / "manifest.json"))
+    assert run(again, tmp_path / "again")["weights_sha256"] == first["weights_sha256"]
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,174 @@
+"""A whole federation small enough to run in milliseconds, with algorithms that try what real ones might."""
+
+import torch
+from torch import Tensor, nn
+
+from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.data import Dataset, Source, Split
+from effuse.core.federation import Federation
+from effuse.core.model import Arch, Model
+from effuse.core.params import Params, mean
+from effuse.core.recipe import Evaluate, Recipe
+from effuse.core.solvers import SGD, Adam, Solver
+from effuse.core.spec import spec
+from effuse.core.wire import message
+from effuse.core.workbench import Client
+from effuse.data.partition import Iid
+from effuse.diffusion.objective import Denoise
+from effuse.diffusion.schedules import Linear
+from effuse.models.saved import write_plain
+
+
+@spec
+class ToyImages(Source):
+    """Flat grey squares of one grey per class."""
+
+    n: int = 40
+    side: int = 4
+
+    def load(self, split: Split) -> Dataset:
+        labels = torch.arange(self.n if split == "train" else 8) % 2
+        images = (labels * 200 + torch.arange(len(labels)) % 7)[:, None, None, None].expand(-1, 1, self.side, self.side)
+        return Dataset(images.to(torch.uint8).contiguous(), labels, ("dark", "light"))
+
+
+class ToyNetwork(nn.Module):
+    """Three layers, one for each part of a U-Net, and a dropout that draws from torch's default generator."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(channels, width, 3, padding=1)
+        self.middle = nn.Conv2d(width, width, 1)
+        self.up = nn.Conv2d(width, channels, 3, padding=1)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+        hidden = torch.relu(self.down(x)) * (1 + t.float() / 100)[:, None, None, None]
+        return self.up(self.dropout(torch.relu(self.middle(hidden))))
+
+
+@spec
+class ToyUnet(Arch):
+    """The smallest network with an encoder, a bottleneck and a decoder."""
+
+    parts = {"encoder": ("down",), "bottleneck": ("middle",), "decoder": ("up",)}
+
+    width: int = 4
+
+    def build(self) -> nn.Module:
+        return ToyNetwork(self.shape.channels, self.width)
+
+    def save(self, net, folder, scheduler) -> None:
+        write_plain(self, net, folder, scheduler)
+
+
+@message
+class Diary:
+    """State of its own message type."""
+
+    visits: int
+    seen: tuple[int, ...]
+
+
+@spec
+class ToyStateful(FedAvg):
+    """Keeps a running average of its own models and counts its visits; applying either twice changes the result."""
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        diary = client.state.get("diary", Diary(0, ()))
+        past = client.state.get("past", model.params)
+        net = client.load(model)
+        fit = client.fit(net, self.local, client.data)
+        mixed = Params.of(net).lerp(past, 0.25 / (1 + diary.visits))
+        client.state["past"] = mixed
+        client.state["diary"] = Diary(diary.visits + 1, (*diary.seen, fit.steps))
+        return Update(model.holding(mixed), self.weight(client), fit.loss)
+
+
+@message
+class Size:
+    weight: float
+
+
+@spec
+class ToyAsksTwice(Algorithm):
+    """First asks for sizes, then trains with weights made of them; draws randomness of its own in between."""
+
+    local: Solver
+    cohort: int | None = None
+
+    def round(self, server: Server, fed: Federation) -> Server:
+        cohort = fed.sample(self.cohort)
+        sizes = {k: answer.weight for k, answer in fed.ask(self.count, cohort)}
+        scale = float(fed.workbench.stream("scale").numpy().uniform(0.5, 1.5))
+        messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in cohort}
+        return Server(mean((u.model, u.weight) for _, u in fed.ask_each(self.train, messages)))
+
+    @on_client
+    def count(self, client: Client) -> Size:
+        return Size(float(client.size))
+
+    @on_client
+    def train(self, client: Client, model: Model, share: float) -> Update:
+        net = client.load(model)
+        fit = client.fit(net, self.local, client.data)
+        return Update(client.unload(net), share, fit.loss)
+
+
+@spec
+class ToyScribbler(FedAvg):
+    """Writes on the model it was lent, in one of three ways."""
+
+    how: str = "in place"
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        tensor = model.params.tensors[0]
+        if self.how == "in place":
+            tensor.add_(1.0)
+        elif self.how == "data":
+            tensor.data.add_(1.0)
+        else:
+            tensor.numpy()[...] += 1.0
+        return Update(model, 1.0, 0.0)
+
+
+@spec
+class ToyServerScribbler(FedAvg):
+    """Averages into the state it was handed instead of a new one."""
+
+    def round(self, server: Server, fed: Federation) -> Server:
+        for _, update in fed.ask(self.train, fed.clients, model=server.model):
+            server.model.params.tensors[0].lerp_(update.model.params.tensors[0], 0.5)
+        return Server(server.model)
+
+
+@spec
+class ToyForgetful(FedAvg):
+    """Asks everyone and takes one answer."""
+
+    def round(self, server: Server, fed: Federation) -> Server:
+        answers = fed.ask(self.train, fed.clients, model=server.model)
+        return Server(next(answers)[1].model)
+
+
+def toy_recipe(**changes) -> Recipe:
+    """Three clients, two rounds, no pictures."""
+    values = dict(
+        data=ToyImages(),
+        clients=3,
+        partition=Iid(),
+        model=ToyUnet(),
+        task=Denoise(schedule=Linear(steps=25)),
+        algorithm=FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1)),
+        rounds=2,
+        evaluate=Evaluate(grid=0),
+        threads=1,
+    )
+    return Recipe(**(values | changes))
+
+
+def sgd(**changes) -> Solver:
+    return SGD(**(dict(lr=0.05, batch=8, epochs=1) | changes))
