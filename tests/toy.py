@@ -3,14 +3,17 @@
 import torch
 from torch import Tensor, nn
 
+from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.localonly import LocalOnly
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
 from effuse.core.model import Arch, Model
 from effuse.core.params import Params, mean
 from effuse.core.recipe import Evaluate, Recipe
-from effuse.core.solvers import SGD, Adam, Solver
+from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.spec import spec
 from effuse.core.wire import message
 from effuse.core.workbench import Client
@@ -170,5 +173,15 @@ def toy_recipe(**changes) -> Recipe:
     return Recipe(**(values | changes))
 
 
-def sgd(**changes) -> Solver:
-    return SGD(**(dict(lr=0.05, batch=8, epochs=1) | changes))
+ADAM = Adam(lr=1e-2, batch=8, epochs=1)
+# every algorithm of the project, and toys that do what no real one does yet
+ALGORITHMS = {
+    "fedavg": FedAvg(local=ADAM),
+    "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),
+    "fedavg, kept optimiser": FedAvg(local=Adam(lr=1e-2, batch=8, steps=3, state="kept", clip=0.5, schedule=CosineDecay())),
+    "fedprox": FedProx(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9), mu=0.1),
+    "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
+    "localonly": LocalOnly(local=ADAM),
+    "client state": ToyStateful(local=ADAM, cohort=2),
+    "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
+}

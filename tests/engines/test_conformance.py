@@ -3,31 +3,15 @@
 import inspect
 
 import pytest
-from toy import ToyAsksTwice, ToyForgetful, ToyScribbler, ToyServerScribbler, ToyStateful, sgd, toy_recipe
+from toy import ADAM, ALGORITHMS, ToyForgetful, ToyScribbler, ToyServerScribbler, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
-from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.fedprox import FedProx
-from effuse.algorithms.localonly import LocalOnly
 from effuse.core.algorithm import Algorithm
 from effuse.core.errors import FederationError
 from effuse.core.recipe import Evaluate
-from effuse.core.solvers import Adam, CosineDecay
 from effuse.core.spec import registry
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.driver import run
-
-ADAM = Adam(lr=1e-2, batch=8, epochs=1)
-ALGORITHMS = {
-    "fedavg": FedAvg(local=ADAM),
-    "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),
-    "fedavg, kept optimiser": FedAvg(local=Adam(lr=1e-2, batch=8, steps=3, state="kept", clip=0.5, schedule=CosineDecay())),
-    "fedprox": FedProx(local=sgd(momentum=0.9), mu=0.1),
-    "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
-    "localonly": LocalOnly(local=ADAM),
-    "client state": ToyStateful(local=ADAM, cohort=2),
-    "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
-}
 
 
 def test_every_algorithm_of_the_project_is_compared():

@@ -120,6 +120,8 @@ def show_result(result: dict[str, Any], folder: Path) -> None:
     if result["metrics"]:
         show_metrics(result["metrics"])
     table = Table(title="run", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     traffic = result["traffic"]["bytes"]
     table.add_row("rounds", str(result["rounds"]))
     table.add_row("images trained", f"{result['images']:,}")

@@ -34,7 +34,7 @@ class Server:
 class Drawn:
     """A client's personal model, shown by what it draws and by its digest; the model itself stays."""
 
-    images: Images
+    images: Images | None  # None when none were asked for
     digest: str
 
 
@@ -103,9 +103,9 @@ class Algorithm(Spec, ABC):
         raise FederationError(f"{self.name} has no personal models")
 
     @on_client
-    def draw(self, client: Client, model: Model, n: int, sampler: Sampler) -> Drawn:
+    def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None) -> Drawn:
         own = self.own(client, model)
-        return Drawn(client.generate(own, n, sampler), own.params.digest())
+        return Drawn(client.generate(own, n, sampler) if sampler and n else None, own.params.digest())
 
 
 Algorithm.jobs = {"draw": _job(Algorithm, Algorithm.draw)}

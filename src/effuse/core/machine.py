@@ -94,7 +94,7 @@ class Eager(Machine):
                 pool.append(model.arch.build())
         self._lent[model.arch] += 1
         fill(pool[lent], model)
-        return pool[lent]
+        return pool[lent].train()  # as a new network is; the last job may have left it in the other mode
 
     def release(self) -> None:
         self._lent.clear()
@@ -109,7 +109,9 @@ class Eager(Machine):
         given = {k: self._placed(v) for k, v in work.given.items()}
         loss_of = work.loss or (lambda net, batch, given: batch.task.loss(net, batch))
         view = Net(net)
-        average = {k: t.clone() for k, t in (work.average or Params.of(net)).items()} if solver.ema else None
+        begun = Params.of(net) if work.average is None else work.average
+        # by the network's own order and place: the average may come from a message
+        average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
         losses: list[Tensor] = []
         sizes: list[int] = []
         with keyed(work.stream.child("dropout")):
@@ -209,4 +211,4 @@ def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], kept
     """Give an optimiser the moments it had."""
     for full, value in kept.items():
         key, _, name = full.partition("/")
-        optimiser.state[params[name]][key] = value.clone() if key == "step" else value.to(params[name].device, copy=True)
+        optimiser.state[params[name]][key] = value.to(params[name].device, copy=True)  # a fused optimiser counts its steps there too

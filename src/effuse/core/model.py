@@ -104,6 +104,9 @@ def fill(net: nn.Module, model: Model) -> None:
             targets.append(own[name])
         if targets:
             torch._foreach_copy_(targets, given.tensors)
-    missing = dict(net.named_parameters()).keys() - model.params.keys()
+    # nothing may be left as it was: a pooled network still holds the values of the last job
+    saved = net.state_dict(keep_vars=True).keys()
+    needed = [k for k, _ in net.named_parameters()] + [k for k, _ in net.named_buffers() if k in saved]
+    missing = [k for k in needed if k not in model.params and k not in model.buffers]
     if missing:
-        raise ModelError(f"{model.arch.name} got no value for '{sorted(missing)[0]}'")
+        raise ModelError(f"{model.arch.name} got no value for '{missing[0]}'")

@@ -53,35 +53,35 @@ class Params(Mapping[str, Tensor]):
     @property
     def hollow(self) -> bool:
         """Shapes without numbers, as the rehearsal moves them."""
-        return any(t.is_meta for t in self.tensors)
+        return any(t.is_meta for t in self._tensors.values())
 
     def __add__(self, other: "Params") -> Self:
-        return self._with(torch._foreach_add(self.tensors, self._matching(other)))
+        return self._through(torch._foreach_add, self._matching(other))
 
     def __sub__(self, other: "Params") -> Self:
-        return self._with(torch._foreach_sub(self.tensors, self._matching(other)))
+        return self._through(torch._foreach_sub, self._matching(other))
 
     def __mul__(self, factor: float) -> Self:
-        return self._with(torch._foreach_mul(self.tensors, factor))
+        return self._through(torch._foreach_mul, factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float) -> Self:
-        return self._with(torch._foreach_div(self.tensors, divisor))
+        return self._through(torch._foreach_div, divisor)
 
     def __neg__(self) -> Self:
         return self * -1.0
 
     def lerp(self, other: "Params", weight: float) -> Self:
         """The point at `weight` of the way from here to `other`."""
-        return self._with(torch._foreach_lerp(self.tensors, self._matching(other), weight))
+        return self._through(torch._foreach_lerp, self._matching(other), weight)
 
     def zeros(self) -> Self:
         return self.map(torch.zeros_like)
 
     def norm(self) -> Tensor:
         """The Euclidean length of all values together."""
-        return torch.stack(torch._foreach_norm(self.tensors)).norm()
+        return torch.stack(torch._foreach_norm(self.tensors)).norm() if self else torch.zeros(())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         return type(self)({k: change(t) for k, t in self._tensors.items()})
@@ -115,13 +115,20 @@ class Params(Mapping[str, Tensor]):
         """SHA-256 of names, types, shapes and bytes, in the order of the names."""
         h = hashlib.sha256()
         for name in sorted(self._tensors):
-            t = self._tensors[name].detach().cpu().contiguous()
+            t = self._tensors[name].detach()
             h.update(f"{name} {str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}\n".encode())
+            if t.is_meta:
+                continue
+            t = t.cpu().contiguous()
             h.update(memoryview(t.reshape(-1).view(torch.uint8).numpy()) if t.numel() else b"")
         return h.hexdigest()
 
-    def _with(self, tensors: Iterable[Tensor]) -> Self:
-        return type(self)(dict(zip(self._tensors, tensors)))
+    def _through(self, operation: Callable[..., Iterable[Tensor]], *others: Any) -> Self:
+        if not self:
+            return self  # a part without parameters; torch's list operations refuse an empty list
+        if self.hollow:
+            return self  # shapes stay what they are, and a rehearsal of thousands of rounds must not wait for them
+        return type(self)(dict(zip(self._tensors, operation(self.tensors, *others))))
 
     def _matching(self, other: "Params") -> list[Tensor]:
         if not isinstance(other, Params):
@@ -165,13 +172,14 @@ def mean(updates: Iterable[tuple[T, float]]) -> T:
             raise ModelError(f"an update has weight {weight}; weights must be positive")
         total += weight
         average = value if average is None else average.lerp(value, weight / total)
+        del value  # or it would live on while the next one is made
     if average is None:
         raise ModelError("there is nothing to average: no client answered")
     return average
 
 
 def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach() if tensor.is_meta else tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _same_shape(name: str, a: Tensor, b: Tensor) -> None:

@@ -35,11 +35,13 @@ class Spec:
     def __str__(self) -> str:
         return text(self, full=False)
 
+    __repr__ = __str__  # an error that shows a value shows what a reader could write
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def spec(cls: type) -> type:
     """Declare a spec: a frozen keyword-only dataclass whose values are checked against their annotations."""
-    config = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+    config = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config, repr=False)
 
 
@@ -58,23 +60,38 @@ def parse(source: str) -> Any:
     if prefixed:
         return Call(prefixed[1], (prefixed[2],))
     try:
-        return _value(ast.parse(source.strip(), mode="eval").body, source)
+        node = ast.parse(source.strip(), mode="eval").body
+        if (n := _written_out(node)) > LONGEST_LIST:
+            raise RecipeError(f"'{_clip(source)}' stands for {n} values when its lists are written out; at most {LONGEST_LIST}")
+        return _value(node, source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise RecipeError(f"cannot read '{_clip(source)}': expected a literal, a list or name(key=value)") from None
 
 
+def _written_out(node: ast.AST) -> int:
+    """How many values a text stands for: repeated lists multiply when nested, and add up when side by side."""
+    match node:
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return max(1, sum(map(_written_out, items)))
+        case ast.BinOp(left=left, right=ast.Constant(value=int(times))):
+            return _written_out(left) * max(1, times)
+        case ast.Call(args=args, keywords=keywords):
+            return 1 + sum(map(_written_out, args)) + sum(_written_out(k.value) for k in keywords)
+    return 1
+
+
 def _value(node: ast.AST, source: str) -> Any:
     match node:
+        case ast.Constant(value=int(value)) if value.bit_length() > 64:
+            pass  # nothing here counts that far, and Python refuses to print much longer ones
         case ast.Constant(value=value) if value is None or isinstance(value, (bool, int, float, str)):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if type(value) in (int, float):
-            return -value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value) as operand) if type(value) in (int, float):
+            return -_value(operand, source)
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return tuple(_value(item, source) for item in items)
         case ast.BinOp(op=ast.Mult(), left=ast.List() as left, right=ast.Constant(value=int(times))):
             items = _value(left, source)
-            if not 0 <= len(items) * times <= LONGEST_LIST:
-                raise RecipeError(f"'{_clip(source)}': a list of {len(items) * times} items; at most {LONGEST_LIST}")
             return items * times
         case ast.Name() | ast.Attribute():
             return Call(_dotted(node, source))
@@ -101,7 +118,8 @@ def build(value: Any, hint: Any, where: str) -> Any:
             return _build_spec(value, base, where)
         if accepts_text(hint) and not value.args and not value.kwargs:
             return value.name
-        raise RecipeError(f"{where}: '{value.name}(...)' does not belong here; expected {describe(hint)}")
+        shown = f"{value.name}(...)" if value.args or value.kwargs else value.name
+        raise RecipeError(f"{where}: '{shown}' does not belong here; expected {describe(hint)}")
     if isinstance(value, str) and not accepts_text(hint) and spec_type(hint) is not None:
         return build(parse(value), hint, where)
     if isinstance(value, tuple):
@@ -143,13 +161,15 @@ def make(cls: type, values: dict[str, Any], where: str) -> Any:
     """Construct a spec, telling a wrong value as one sentence."""
     try:
         return cls(**values)
+    except ArithmeticError as error:  # a check that divides by a value which is zero
+        raise RecipeError(f"{where or cls.name}: these values do not go together: {error}") from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join([where, *(str(p) for p in first["loc"])])
+        place = ".".join(str(p) for p in (where, *first["loc"]) if p != "")
         if first["type"] == "missing":
             raise RecipeError(f"{place}: {cls.name} needs a value for '{first['loc'][-1]}'") from None
         if first["type"] == "value_error":
-            raise RecipeError(f"{where}: {first['ctx']['error']}") from None
+            raise RecipeError(f"{where or cls.name}: {first['ctx']['error']}") from None
         message = first["msg"][0].lower() + first["msg"][1:]
         raise RecipeError(f"{place}: {_clip(repr(first['input']))} is wrong, {message}") from None
 
@@ -168,7 +188,7 @@ def replace(value: Spec, path: list[str], source: str, where: str = "") -> Spec:
         new = replace(inner, rest, source, place)
     else:
         new = build_text(source, hints[key], place)
-    return with_values(value, place, **{key: new})
+    return with_values(value, where, **{key: new})
 
 
 def with_values(value: Spec, where: str, **changes: Any) -> Any:

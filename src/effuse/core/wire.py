@@ -5,8 +5,10 @@ Encoding and decoding follow the annotations. A blob is one safetensors file who
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ from effuse.core.params import Buffers, Params
 from effuse.core.spec import Spec, build, parse, text
 
 SCALARS = (bool, int, float, str)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 MESSAGES: dict[str, type] = {}
 
 
@@ -66,6 +70,8 @@ def check(hint: Any, where: str) -> None:
         for arg in args:
             if arg is not Ellipsis:
                 check(arg, where)
+        if origin not in (list, tuple):
+            _check_distinct(args, where)
         return
     if origin is dict and args and args[0] in (int, str):
         return check(args[1], where)
@@ -73,6 +79,29 @@ def check(hint: Any, where: str) -> None:
         f"{where} is annotated {hint!r}, which may not cross the wire; use numbers, text, Params, tensors, messages, "
         "or lists, tuples and dicts of them with their types spelt out"
     )
+
+
+def _check_distinct(args: tuple[Any, ...], where: str) -> None:
+    """Refuse a union whose members look alike as JSON: nobody could say which one was written."""
+    for a, b in itertools.combinations(args, 2):
+        alike = _form(a) is not None and _form(a) is _form(b)
+        if alike and not (_plain(a) and _plain(b)) and not (is_message(a) and is_message(b)):
+            raise WireError(f"{where} may be {a!r} or {b!r}, which look alike on the wire; use two fields")
+
+
+def _plain(hint: Any) -> bool:
+    """Whether JSON holds a value of the annotated type as it is."""
+    return hint in (None, type(None), *SCALARS) or get_origin(hint) is Literal
+
+
+def _form(hint: Any) -> type | None:
+    """What a value of the annotated type looks like as JSON."""
+    if is_message(hint):
+        return dict
+    if isinstance(hint, type) and issubclass(hint, Spec):
+        return str
+    forms = {Tensor: int, float: int, Params: list, Buffers: list, tuple: list, int: int, str: str, list: list, dict: dict}
+    return type(get_args(hint)[0]) if get_origin(hint) is Literal else forms.get(get_origin(hint) or hint)
 
 
 def encode(value: Any, hint: Any, wire: str = "fp32") -> bytes:
@@ -105,7 +134,8 @@ def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
         raise WireError(f"a message of {len(blob)} bytes cannot be read: {type(error).__name__}: {error}") from None
     tensors = [named[k] for k in sorted(named)]
     for tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel() and not bool(tensor.float().norm(float("inf")).isfinite()):
+        _check_kind(tensor, Tensor, "a message")
+        if tensor.is_floating_point() and tensor.numel() and not bool(tensor.norm(float("inf")).isfinite()):
             raise WireError("a message holds a tensor with a non-finite number")
     used: set[int] = set()
     value = _unpack(tree, hint, tensors, used, "message")
@@ -154,6 +184,8 @@ def _pack(value: Any, hint: Any, tensors: list[Tensor], where: str) -> Any:
         return _pack(value, _member(value, args, where), tensors, where)
     if not _fits(value, hint):
         raise WireError(f"{where} is {type(value).__name__}, but {hint} is declared")
+    for tensor in [value] if isinstance(value, Tensor) else value.tensors if isinstance(value, Params) else []:
+        _check_kind(tensor, hint, where)
     if isinstance(value, Tensor):
         tensors.append(value)
         return len(tensors) - 1
@@ -167,12 +199,13 @@ def _pack(value: Any, hint: Any, tensors: list[Tensor], where: str) -> Any:
         fields = {f: _pack(getattr(value, f), h, tensors, f"{where}.{f}") for f, h in hints.items()}
         return {"": message_name(type(value)), **fields}
     if origin is dict:
+        odd = [k for k in value if type(k) is not args[0]]
+        if odd:
+            raise WireError(f"{where} has the key {odd[0]!r}, but {hint} is declared")
         return {str(k): _pack(v, args[1], tensors, f"{where}[{k}]") for k, v in value.items()}
     if origin in (list, tuple):
         return [_pack(v, h, tensors, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, _items(hint, len(value), where)))]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise WireError(f"{where} is {value}, which is not a finite number")
-    return float(value) if hint is float else value
+    return _finite(value, where) if hint is float else value
 
 
 def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: str) -> Any:
@@ -193,17 +226,23 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
         if len(set(tree[1:])) != len(tree) - 1:
             raise WireError(f"{where} names a tensor twice")
         # bf16 is a way to travel; everyone computes in fp32
-        return hint({n: _widened(take(tree[0] + i)) for i, n in enumerate(tree[1:])})
+        taken = {n: take(tree[0] + i) for i, n in enumerate(tree[1:])}
+        for tensor in taken.values():
+            _check_kind(tensor, hint, where)
+        return hint({n: _widened(t) for n, t in taken.items()})
     if isinstance(hint, type) and issubclass(hint, Spec):
         if not isinstance(tree, str):
             raise WireError(f"{where} is {type(tree).__name__}, but a {hint.name} is declared")
         try:
-            return build(parse(tree), hint, where)
+            made = build(parse(tree), hint, where)
         except EffuseError as error:
             raise WireError(str(error)) from None
+        if not isinstance(made, hint):
+            raise WireError(f"{where} is {type(made).__name__}, but a {hint.name} is declared")
+        return made
     if is_message(hint):
-        cls = MESSAGES.get(tree.get("", "")) if isinstance(tree, dict) else None
-        if cls is None or not issubclass(cls, hint):
+        cls = _named(tree, hint)
+        if cls is None:
             raise WireError(f"{where} is not a {message_name(hint)}")
         hints = message_hints(cls)
         if tree.keys() != hints.keys() | {""}:
@@ -214,13 +253,33 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
     if origin in (list, tuple) and isinstance(tree, list):
         items = zip(tree, _items(hint, len(tree), where))
         return origin(_unpack(v, h, tensors, used, f"{where}[{i}]") for i, (v, h) in enumerate(items))
-    if hint is float and type(tree) is int:
-        return float(tree)
     if not _fits(tree, hint):
         raise WireError(f"{where} is {type(tree).__name__}, but {hint} is declared")
-    if isinstance(tree, float) and not math.isfinite(tree):
-        raise WireError(f"{where} is {tree}, which is not a finite number")
-    return tree
+    return _finite(tree, where) if hint is float else tree
+
+
+def _finite(number: int | float, where: str) -> float:
+    try:
+        value = float(number)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise WireError(f"{where} is {value}, which is not a finite number")
+    return value
+
+
+def _check_kind(tensor: Tensor, hint: Any, where: str) -> None:
+    """Refuse a tensor of a kind that the receiver could not compute with."""
+    allowed = FLOATS[:2] if hint is Params else FLOATS + INTEGERS  # parameters are fp32, or bf16 on their way
+    if tensor.dtype not in allowed:
+        raise WireError(f"{where} holds a tensor of {tensor.dtype}, which {hint.__name__} may not")
+
+
+def _named(tree: Any, hint: type) -> type | None:
+    """The message type that a JSON tree names, if it is one of the declared kind."""
+    name = tree.get("") if isinstance(tree, dict) else None
+    cls = MESSAGES.get(name) if isinstance(name, str) else None
+    return cls if cls is not None and issubclass(cls, hint) else None
 
 
 def _narrowed(tensor: Tensor) -> Tensor:
@@ -247,7 +306,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _member(value: Any, args: tuple[Any, ...], where: str) -> Any:
-    for arg in sorted(args, key=lambda a: a is float):  # an int is an int first
+    for arg in _ints_first(args):
         if _fits(value, arg):
             return arg
     raise WireError(f"{where} is {type(value).__name__}, which none of the declared types admits")
@@ -255,23 +314,18 @@ def _member(value: Any, args: tuple[Any, ...], where: str) -> Any:
 
 def _tree_member(tree: Any, args: tuple[Any, ...], where: str) -> Any:
     """Which member of a union a JSON tree was written for."""
-    if tree is None and type(None) in args:
-        return type(None)
-    for arg in (a for a in args if a is not type(None)):
-        if is_message(arg):
-            cls = MESSAGES.get(tree.get("", "")) if isinstance(tree, dict) else None
-            if cls is not None and issubclass(cls, arg):
-                return arg
-        elif arg in (Params, Buffers, Tensor) or get_origin(arg) in (list, tuple, dict):
-            shape = {Tensor: int, Params: list, Buffers: list, dict: dict}.get(get_origin(arg) or arg, list)
-            if type(tree) is shape:
-                return arg
-        elif isinstance(arg, type) and issubclass(arg, Spec):
-            if isinstance(tree, str):
-                return arg
-        elif _fits(tree, arg):
+    for arg in _ints_first(args):
+        if _plain(arg):
+            fits = _fits(tree, arg)
+        else:
+            fits = _named(tree, arg) is not None if is_message(arg) else type(tree) is _form(arg)
+        if fits:
             return arg
     raise WireError(f"{where} fits none of the declared types")
+
+
+def _ints_first(args: tuple[Any, ...]) -> list[Any]:
+    return sorted(args, key=lambda a: a is float)  # or an int would become a float on its way
 
 
 def _items(hint: Any, n: int, where: str) -> list[Any]:
@@ -288,8 +342,8 @@ def _items(hint: Any, n: int, where: str) -> list[Any]:
 def _key(key: str, kind: type, where: str) -> int | str:
     if kind is str:
         return key
-    if not key.removeprefix("-").isdecimal():
-        raise WireError(f"{where} has the key '{key}', which is not a whole number")
+    if not re.fullmatch(r"-?(0|[1-9][0-9]{0,18})", key):
+        raise WireError(f"{where} has the key '{key[:40]}', which is not a whole number of up to 19 digits")
     return int(key)
 
 

@@ -72,8 +72,6 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> list[dict[str, Any
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
     n = wanted_samples(recipe)
-    if recipe.sampler is None or not n:
-        return
     with fed.evaluating():
         model = recipe.algorithm.deliver(done.server)
         for _ in fed.ask(recipe.algorithm.draw, fed.clients, model=model, n=n, sampler=recipe.sampler):

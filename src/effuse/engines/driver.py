@@ -1,6 +1,7 @@
 """The one round loop: every engine, every algorithm; evaluates, records, checkpoints, resumes."""
 
 import hashlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,7 @@ class Run:
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, folder.path / "cache")
         self.ema: Params | None = None
         self.seconds = 0.0
+        self.metrics: dict[str, Any] = {}
         self.digests: list[str] = []
 
     def complete(self) -> dict[str, Any]:
@@ -126,7 +128,6 @@ class Run:
         self.seconds -= began
         self.observer.started(recipe, str(self.folder.path), t, self.machine.meter)
         checked, spent = time.monotonic(), 0.0
-        evaluated: dict[str, Any] = {}
         started, trained = time.monotonic(), 0
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
@@ -136,8 +137,8 @@ class Run:
             record = self._record(done, trained, time.monotonic() - started)
             if done.look:
                 self.observer.phase("evaluating")
-                evaluated = self._evaluate(model, done.federated)
-                record["metrics"] = {name: m["value"] for name, m in evaluated.items()}
+                self.metrics = self._evaluate(model, done.federated)
+                record["metrics"] = {name: m["value"] for name, m in self.metrics.items()}
             record["traffic"] = fed.ledger.close()
             record["seconds"] = {"round": record["seconds"], "total": time.monotonic() - started}
             self.folder.append(record)
@@ -151,9 +152,7 @@ class Run:
                 checked = time.monotonic()
                 spent = checked - before
             started, trained = time.monotonic(), self.machine.meter.images
-        if not evaluated:
-            evaluated = self._evaluate(algorithm.deliver(server), federated)
-        return self._finish(server, t, federated, evaluated)
+        return self._finish(server, federated)
 
     def _start(self) -> tuple[Server, int, int]:
         fed, recipe = self.fed, self.recipe
@@ -162,6 +161,7 @@ class Run:
             self.ema, self.seconds = None if saved.ema is None else saved.ema.to(self.machine.device), saved.seconds
             fed.snapshots, fed.durable = dict(saved.snapshots), dict(saved.snapshots)
             fed.ledger.restore(saved.ledger)
+            self.metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
             fed.workbench.state = self.bench_state.read(saved.workbench)
             server = map_params(saved.server, lambda tensor: tensor.to(self.machine.device))
             return server, saved.t, saved.federated
@@ -203,13 +203,14 @@ class Run:
         self.folder.save_checkpoint(
             Checkpoint(
                 t=t, federated=federated, server=server, ema=self.ema, snapshots=dict(fed.snapshots), workbench=workbench,
-                ledger=fed.ledger.saved(), lines=self.folder.rounds.stat().st_size, seconds=self.seconds + time.monotonic(),
+                ledger=fed.ledger.saved(), metrics=json.dumps(self.metrics), digests=self.digests,
+                lines=self.folder.rounds.stat().st_size, seconds=self.seconds + time.monotonic(),
             )  # fmt: skip
         )
         self.bench_state.prune({workbench})
         fed.durable = dict(fed.snapshots)
 
-    def _finish(self, server: Server, t: int, federated: int, metrics: dict[str, Any]) -> dict[str, Any]:
+    def _finish(self, server: Server, federated: int) -> dict[str, Any]:
         self.observer.phase("saving")
         model = self.recipe.algorithm.deliver(server)
         save_model(model, self.recipe, self.folder.path / "model")
@@ -219,7 +220,7 @@ class Run:
         self.folder.write_json("ledger.json", ledger | {"per_round": [r["traffic"] for r in self.folder.records()]})
         result = {
             "weights_sha256": weights_digest(model, self.digests),
-            "metrics": metrics,
+            "metrics": self.metrics,
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,

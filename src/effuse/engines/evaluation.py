@@ -68,22 +68,25 @@ class Evaluator:
 
     def look_at_clients(self, fed: Federation, model: Model, pictures: Path) -> tuple[dict[str, Any], list[str]]:
         """Metrics of every client's personal model (mean and spread), of equal shares pooled, and the models' digests."""
-        sampler, wanted, each = self.recipe.sampler, wanted_samples(self.recipe), []
-        digests, shares = [], []
-        if sampler is None or not wanted:
-            return {}, []
+        wanted, grid = wanted_samples(self.recipe), self.recipe.evaluate.grid
         share = -(-wanted // len(fed.clients))
+        digests: list[str] = []
+        each: list[dict[str, Measurement]] = []
+        shares: list[Images] = []
         with fed.evaluating():
-            for client, drawn in fed.ask(fed.algorithm.draw, fed.clients, model=model, n=wanted, sampler=sampler):
+            for client, drawn in fed.ask(fed.algorithm.draw, fed.clients, model=model, n=wanted, sampler=self.recipe.sampler):
                 digests.append(drawn.digest)
-                each.append(self.measure(drawn.images, None))
-                shares.append(drawn.images.first(share))
-                if self.recipe.evaluate.grid:
-                    save_grid(drawn.images.first(self.recipe.evaluate.grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
+                if drawn.images is not None:
+                    each.append(self.measure(drawn.images, None))
+                    shares.append(drawn.images.first(share))
+                    if grid:
+                        save_grid(drawn.images.first(grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
+        if not shares:
+            return {}, digests
         labels = [s.labels for s in shares]
         pooled = Images(torch.cat([s.pixels for s in shares]), None if labels[0] is None else torch.cat(labels))
         found = {}
-        for name in each[0] if each else ():
+        for name in each[0]:
             values = [m[name].value for m in each]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             found[name] = report(each[0][name]) | {"value": statistics.fmean(values), "std": spread, "clients": values}

@@ -33,6 +33,8 @@ class Checkpoint:
     snapshots: dict[int, str]
     workbench: str | None  # the snapshot of the server's own optimiser
     ledger: dict[str, list[int]]
+    metrics: str  # the last evaluation, as JSON
+    digests: list[str]  # of personal models, when last evaluated
     lines: int  # bytes of rounds.jsonl that belong to it
     seconds: float
 
