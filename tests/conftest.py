@@ -12,6 +12,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def no_data_root(monkeypatch):
-    """No test may lean on data that a stranger does not have."""
+def nothing_of_this_machine(monkeypatch, tmp_path_factory):
+    """No test may lean on data that a stranger does not have, nor leave anything in the user's cache."""
     monkeypatch.delenv("EFFUSE_DATA", raising=False)
+    monkeypatch.setenv("EFFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "effuse-cache"))

@@ -211,4 +211,5 @@ def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], kept
     """Give an optimiser the moments it had."""
     for full, value in kept.items():
         key, _, name = full.partition("/")
-        optimiser.state[params[name]][key] = value.to(params[name].device, copy=True)  # a fused optimiser counts its steps there too
+        # the step count too: a fused optimiser wants it there
+        optimiser.state[params[name]][key] = value.to(params[name].device, copy=True)

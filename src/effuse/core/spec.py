@@ -62,7 +62,7 @@ def parse(source: str) -> Any:
     try:
         node = ast.parse(source.strip(), mode="eval").body
         if (n := _written_out(node)) > LONGEST_LIST:
-            raise RecipeError(f"'{_clip(source)}' stands for {n} values when its lists are written out; at most {LONGEST_LIST}")
+            raise RecipeError(f"'{_clip(source)}' stands for {n} values once its lists are written out; at most {LONGEST_LIST}")
         return _value(node, source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise RecipeError(f"cannot read '{_clip(source)}': expected a literal, a list or name(key=value)") from None
@@ -191,7 +191,7 @@ def replace(value: Spec, path: list[str], source: str, where: str = "") -> Spec:
     return with_values(value, where, **{key: new})
 
 
-def with_values(value: Spec, where: str, **changes: Any) -> Any:
+def with_values(value: Spec, where: str, /, **changes: Any) -> Any:
     """A copy of a spec with some values changed, checked like a new one."""
     values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
     return make(type(value), values | changes, where)

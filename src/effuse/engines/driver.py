@@ -23,6 +23,7 @@ from effuse.core.wire import map_params
 from effuse.core.workbench import SERVER
 from effuse.engines.device import pick_device
 from effuse.engines.evaluation import Evaluator
+from effuse.engines.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
@@ -114,7 +115,7 @@ class Run:
         )  # fmt: skip
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
-        self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, folder.path / "cache")
+        self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
         self.ema: Params | None = None
         self.seconds = 0.0
         self.metrics: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from effuse.core.spec import text
 from effuse.core.task import Net
 from effuse.core.workbench import SERVER, Workbench
 from effuse.engines.device import pick_device
-from effuse.engines.files import write_atomically
+from effuse.engines.files import cache_folder, write_atomically
 from effuse.engines.grid import save_grid
 from effuse.engines.save import load
 
@@ -126,7 +126,7 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     torch.set_num_threads(recipe.threads)
     bench = Workbench(Eager(opened.device, recipe.task), recipe.rounds)
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
-    found = Evaluator(recipe, train, test, bench, run / "cache").look(opened.model.to(opened.device), picture)
+    found = Evaluator(recipe, train, test, bench, cache_folder()).look(opened.model.to(opened.device), picture)
     blob = json.dumps({"settings": settings, "ema": ema, "metrics": found}, indent=2) + "\n"
     write_atomically(run / "evaluation.json", blob.encode())
     return found

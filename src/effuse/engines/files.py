@@ -39,3 +39,9 @@ def disk_error(path: Path, error: OSError) -> RunError:
     if error.errno == errno.ENOSPC:
         return RunError(f"{path}: the disk is full; free some space, then `effuse resume` goes on from the last checkpoint")
     return RunError(f"{path}: {error.strerror or error}; check the folder and its permissions")
+
+
+def cache_folder() -> Path:
+    """Where reference features and encoders are kept between runs: EFFUSE_CACHE, or the user's own cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("EFFUSE_CACHE") or Path(home) / "effuse")

@@ -16,6 +16,8 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.workbench import Workbench
+from effuse.diffusion.objective import Denoise
+from effuse.diffusion.samplers import Ancestral
 from effuse.engines.folder import RunFolder
 from effuse.engines.state import Snapshots
 from effuse.models.saved import load_model
@@ -27,7 +29,9 @@ def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
     folder.mkdir(parents=True)
     net = model.arch.build()
     fill(net, model.to("cpu"))
-    scheduler = None if recipe.sampler is None else recipe.sampler.scheduler(recipe.task)
+    # a generator trained without a sampler is saved with the one that its objective implies
+    sampler = recipe.sampler or (Ancestral() if isinstance(recipe.task, Denoise) else None)
+    scheduler = None if sampler is None else sampler.scheduler(recipe.task)
     model.arch.save(net, folder, scheduler)
 
 

@@ -1,0 +1,80 @@
+"""Solvers: how much work a fit is, and how learning rates go over the rounds."""
+
+import math
+
+import pytest
+import torch
+
+from effuse.core.solvers import SGD, Adam, AdamW, Constant, CosineDecay, ExponentialDecay
+
+
+@pytest.mark.parametrize(
+    "work, size, steps, images",
+    [
+        ({"epochs": 3}, 10, 9, 30),  # batches of 4, 4, 2, three times
+        ({"epochs": 3}, 8, 6, 24),
+        ({"epochs": 1}, 3, 1, 3),  # one batch, smaller than a batch
+        ({"steps": 2}, 10, 2, 8),
+        ({"steps": 3}, 10, 3, 10),  # exactly one epoch: 4 + 4 + 2
+        ({"steps": 7}, 10, 7, 24),  # two epochs of 10, then a full batch of 4
+        ({"steps": 8}, 10, 8, 28),
+        ({"steps": 5}, 3, 5, 15),  # every batch is a ragged one
+        ({"steps": 5}, 4, 5, 20),
+    ],
+)
+def test_steps_and_images_with_ragged_batches(work, size, steps, images):
+    solver = SGD(lr=0.1, batch=4, **work)
+    assert (solver.steps_on(size), solver.images_on(size)) == (steps, images)
+
+
+@pytest.mark.parametrize("work", [{}, {"epochs": 1, "steps": 1}])
+def test_either_epochs_or_steps(work):
+    with pytest.raises(ValueError, match="needs either epochs or steps, and not both"):
+        Adam(lr=0.1, **work)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lr": 0.0}, {"lr": -1.0}, {"batch": 0}, {"steps": 0}, {"clip": 0.0}, {"ema": 1.0}, {"ema": 0.0}, {"state": "lost"}],
+)
+def test_bounds(wrong):
+    with pytest.raises(ValueError):
+        SGD(**{"lr": 0.1, "steps": 1} | wrong)
+
+
+def test_constant():
+    assert [Constant().factor(t, 3) for t in range(3)] == [1.0, 1.0, 1.0]
+
+
+def test_cosine_decay_by_hand():
+    """(1 + cos(pi * t / 4)) / 2 is 1, 0.853..., 1/2, 0.146...; with a floor of 1/2 it is squeezed into [1/2, 1]."""
+    factors = [CosineDecay().factor(t, 4) for t in range(4)]
+    assert factors == pytest.approx([1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
+    assert [CosineDecay(floor=0.5).factor(t, 4) for t in (0, 2)] == pytest.approx([1.0, 0.75])
+    assert CosineDecay(floor=0.1).factor(9, 4) == pytest.approx(0.1), "past the end it stays at the floor"
+
+
+def test_cosine_decay_warms_up_first():
+    """Three rounds of warm-up are 1/4, 2/4, 3/4; then half a cosine over the remaining four rounds."""
+    decay = CosineDecay(warmup=3)
+    assert [decay.factor(t, 7) for t in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert decay.factor(5, 7) == pytest.approx(0.5)
+    assert CosineDecay(warmup=2).factor(2, 2) == 1.0, "a run that is all warm-up divides by nothing"
+
+
+def test_exponential_decay():
+    assert [ExponentialDecay(rate=0.5).factor(t, 9) for t in range(3)] == [1.0, 0.5, 0.25]
+
+
+def test_each_solver_is_the_optimiser_it_is_named_after():
+    weight = [torch.nn.Parameter(torch.ones(1))]
+    kinds = {}
+    for solver in (SGD(lr=0.1, steps=1, momentum=0.9, weight_decay=0.2), Adam(lr=0.1, steps=1), AdamW(lr=0.1, steps=1)):
+        optimiser = solver.optimiser(weight, 0.05)
+        kinds[type(solver)] = type(optimiser)
+        assert optimiser.param_groups[0]["lr"] == 0.05, "the scheduled rate, not the solver's own"
+        assert optimiser.param_groups[0]["weight_decay"] == solver.weight_decay
+    assert kinds == {SGD: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
+    assert SGD(lr=0.1, steps=1, momentum=0.9).optimiser(weight, 1.0).param_groups[0]["momentum"] == 0.9
+    group = Adam(lr=0.1, steps=1, betas=(0.5, 0.6), eps=1e-3).optimiser(weight, 1.0).param_groups[0]
+    assert group["betas"] == (0.5, 0.6) and group["eps"] == 1e-3

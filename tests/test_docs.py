@@ -1,0 +1,73 @@
+"""The documents tell the truth: their commands run, their examples work."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.S)
+
+
+def started(command: list[str], folder: Path) -> str:
+    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "120"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_readmes_commands_run(tmp_path):
+    """Every `effuse` line of the README, in order, in an empty folder; simulator and loopback end in the same weights."""
+    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line.startswith("effuse ")]
+    assert len(lines) >= 7
+    output = {line: started(["bash", "-c", line], tmp_path) for line in lines}
+    digests = {re.search(r"weights_sha256\W+([0-9a-f]{20})", out)[1] for line, out in output.items() if "out runs/other" not in line and " run " in line}
+    assert len(digests) == 1, digests
+    assert len(list((tmp_path / "runs/first/exports").rglob("*.png"))) == 200
+
+
+def test_the_readmes_make_targets_exist():
+    made = re.findall(r"^make (\w+)", "\n".join(blocks("README.md", "sh")), re.M)
+    assert made == ["demo", "test"]
+    for target in (*made, "setup"):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+
+
+def test_the_readmes_python_runs(tmp_path):
+    for block in blocks("README.md", "python"):
+        started([sys.executable, "-c", block], tmp_path)
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/runs.md"])
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
+        assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
+
+
+def test_an_algorithm_in_two_files_works_as_told(tmp_path):
+    """CONTRIBUTING's example, put where it says, runs, checks and is found by name."""
+    algorithm, recipe = blocks("CONTRIBUTING.md", "python")
+    for package, source in (("algorithms", algorithm), ("recipes", recipe)):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "fedmedian.py").write_text(source)
+    script = f"""
+import effuse.algorithms, effuse.recipes, sys
+effuse.algorithms.__path__.append({str(tmp_path / "algorithms")!r})
+effuse.recipes.__path__.append({str(tmp_path / "recipes")!r})
+import effuse
+from effuse.engines.check import check
+from effuse.recipes import find_recipe
+quick = dict(rounds=1, sampler="None", evaluate="evaluate(grid=0)", threads=1)
+run = effuse.run("fedmedian", out={str(tmp_path / "run")!r}, **quick)
+assert run.result["rounds"] == 1
+name, recipe = find_recipe("demo")
+assert check(recipe.changed(["algorithm=fedmedian(local=adam(lr=0.1, steps=1))", "rounds=1"]))["traffic"]["exact"]
+"""
+    started([sys.executable, "-c", script], tmp_path)
