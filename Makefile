@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test clean
+.PHONY: setup demo test bundle test-gpu clean
 
 setup: .venv/ready
 
@@ -18,6 +18,14 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 tests
+
+# for machines without a network: make bundle PYTHON=3.12 [WITHOUT=torch,numpy,...]
+bundle: setup
+	$(BIN)/python tools/bundle.py $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON)) $(if $(WITHOUT),--without $(WITHOUT))
+
+# needs a CUDA GPU; see docs/performance.md
+test-gpu:
+	python3 -m pytest tests_gpu
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

@@ -65,7 +65,7 @@ def test_a_fraction_is_a_share_of_the_clients(tmp_path):
 
 
 def test_a_cohort_larger_than_the_federation_is_refused(tmp_path):
-    with pytest.raises(EffuseError, match="a cohort of 3 cannot be drawn from 2 clients; set algorithm.cohort"):
+    with pytest.raises(EffuseError, match="algorithm.cohort: 3 clients a round, but there are 2; lower it or raise clients"):
         trained(one_weight_recipe(FedAvg(local=STEP, cohort=3)), tmp_path)
 
 

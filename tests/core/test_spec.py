@@ -137,7 +137,8 @@ def test_a_list_too_long_is_refused_before_it_is_made(source):
 def test_no_detour_to_a_long_list():
     """Nested repetitions multiply, neighbours add up, and empty lists take room too."""
     half = "[0] * 600000"
-    for source in ("[[[0] * 1000] * 1000] * 1000", f"[{half}, {half}]", "[[]] * 1000001", f"f({half}, x={half})", f"f(g({half}), {half})"):
+    nested, empty = "[[[0] * 1000] * 1000] * 1000", "[[]] * 1000001"
+    for source in (nested, empty, f"[{half}, {half}]", f"f({half}, x={half})", f"f(g({half}), {half})"):
         with pytest.raises(RecipeError, match="at most 1000000"):
             parse(source)
     assert len(parse("[[0] * 1000] * 1000")) == 1000

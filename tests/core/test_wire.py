@@ -143,7 +143,7 @@ def named(cls: type, **fields: Any) -> dict[str, Any]:
         {"leaf": Richer(1.0, Params({}), 9), "solver": SGD(lr=1.0, epochs=1)},
         {"share": -0.0, "number": 5e-324, "count": -5},
     ],
-    ids=str,
+    ids=lambda v: "-".join(v),
 )
 def test_every_kind_of_annotation_comes_back_as_it_was(changes):
     value = everything(**changes)
@@ -251,7 +251,8 @@ def test_a_union_whose_members_look_alike_is_refused(hint):
 
 
 def test_unions_that_can_be_told_apart_are_not():
-    for hint in (int | float | str | bool | None, Params | None, Leaf | Other, Tensor | str, Literal["a"] | str, Solver | int):
+    plain = int | float | str | bool | None
+    for hint in (plain, Params | None, Leaf | Other, Tensor | str, Literal["a"] | str, Solver | int):
         check(hint, "here")
 
 
@@ -293,7 +294,7 @@ def test_two_messages_of_one_name_are_an_error():
         ({"sizes": [1]}, "message.sizes"),
         ({"rows": [("a", 3)]}, r"message.rows\[0\]\[1\]"),
     ],
-    ids=str,
+    ids=lambda v: v if isinstance(v, str) else next(iter(v)),  # no addresses: both test processes must agree
 )
 def test_a_value_that_is_not_what_was_declared_is_not_sent(change, place):
     with pytest.raises(WireError, match=place):

@@ -12,7 +12,7 @@ from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.recipes import find_recipe
 
-FASHION = ["data=labels(sizes=[6000]*10, side=28, channels=1)", "model=convnext_unet()", "evaluate.metrics=[]", "rounds=15"]
+FASHION = ["data=labels(sizes=[6000]*10, side=28, channels=1)", "model=convnext_unet()", "evaluate.metrics=[]", "sampler=ancestral()", "rounds=15"]
 
 
 def report(*settings):

@@ -9,7 +9,7 @@ import torch
 
 from effuse.core.data import Dataset, Shape
 from effuse.core.errors import DataError, RecipeError, RunError, TrainingError
-from effuse.core.metric import Subject
+from effuse.core.metric import Outlook, Subject
 from effuse.core.spec import build_text, spec, text
 from effuse.metrics import store
 from effuse.metrics.classifier import Classifier, Convnet
@@ -161,7 +161,7 @@ def test_inception_says_what_is_missing(subject_of: SubjectOf, tmp_path: Path, m
     with pytest.raises(DataError, match=f"no file {tmp_path}/inception_fid.safetensors"):
         Inception().identity(subject_of())
     with pytest.raises(DataError, match="no file"):
-        FID().ready(conditional=True)
+        FID().ready(Outlook(classifies=False, conditional=True, classes=10, real={"train": 100, "test": 100}))
 
 
 def test_samples_that_are_no_numbers_are_refused(subject_of: SubjectOf) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError
-from effuse.core.metric import Subject
+from effuse.core.metric import Outlook, Subject
 from effuse.metrics.accuracy import Accuracy, ConditionalAccuracy
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.diversity import Diversity
@@ -39,7 +39,7 @@ def test_conditional_accuracy_counts_the_labels_asked_for(subject_of: SubjectOf,
     with pytest.raises(RecipeError, match="no labels; use a class-conditional model"):
         ConditionalAccuracy(n=20).measure(subject_of(pixels))
     with pytest.raises(RecipeError, match="no labels; use a class-conditional model"):
-        ConditionalAccuracy().ready(conditional=False)
+        ConditionalAccuracy().ready(Outlook(classifies=False, conditional=False, classes=10, real={"train": 9, "test": 9}))
 
 
 def test_a_poor_classifier_is_a_warning(subject_of: SubjectOf) -> None:

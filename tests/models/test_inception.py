@@ -51,7 +51,8 @@ def test_preparation() -> None:
     x = prepared(grey)
     assert x.shape == (1, 3, 299, 299)
     assert torch.equal(x[:, 0], x[:, 2])
-    assert (float(x.min()), float(x.max())) == (-1.0, 1.0)
+    # bilinear weights add up to 1 but for the last bit, and which bit depends on how the loop is split among threads
+    assert (float(x.min()), float(x.max())) == pytest.approx((-1.0, 1.0), abs=1e-6)
     with pytest.raises(DataError, match="4 channels"):
         prepared(torch.zeros(1, 4, 2, 2, dtype=torch.uint8))
 

@@ -1,8 +1,8 @@
 """FedAvg: McMahan et al., 2017, Algorithm 1."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.errors import RecipeError
@@ -29,7 +29,7 @@ class FedAvg(Algorithm, name="fedavg"):
     """Clients train the global model on their data; the server averages what comes back."""
 
     local: Solver
-    cohort: PositiveInt | float | None = None  # clients a round: a count, a fraction, or all
+    cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None  # clients a round: a count, a fraction, or all
     weights: Literal["size", "uniform"] = "size"
 
     def __post_init__(self) -> None:

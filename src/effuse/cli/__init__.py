@@ -1,47 +1,77 @@
 """The command line: one file per command."""
 
+import os
 import sys
 
 import click
 import typer
 
-from effuse.core.errors import EffuseError
+from effuse.core.errors import EffuseError, nearest
+
+INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
+LONGEST = 600  # characters of a foreign error that are worth showing
 
 app = typer.Typer(
     name="effuse",
     help="Federated learning of, and with, diffusion models. Any command takes --debug to show a traceback.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
+
+
+class Interrupted(Exception):
+    """Ctrl-C, with what the command has to say about going on."""
 
 
 def main() -> None:
     """Run a command; what goes wrong ends in one sentence and a non-zero exit code."""
-    from effuse.cli import check, evaluate, list, resume, run, sample  # noqa: F401  (each registers its command)
-
     debug = "--debug" in sys.argv
-    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    arguments = [a for a in sys.argv[1:] if a != "--debug"] or ["--help"]
     try:
-        code = app(arguments, standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(_stop("interrupted", 130))
+        from effuse.cli import check, evaluate, list, resume, run, sample  # noqa: F401  (each registers its command)
+
+        code = app(arguments, prog_name=app.info.name, standalone_mode=False)
+        if code == INTERRUPTED:  # typer makes this of a Ctrl-C
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except (Interrupted, KeyboardInterrupt) as error:
+        sys.exit(_stop("; ".join(filter(None, ("interrupted", str(error)))), INTERRUPTED))
+    except click.UsageError as error:
+        sys.exit(_stop(_usage(error), error.exit_code))
     except click.ClickException as error:
         sys.exit(_stop(error.format_message(), error.exit_code))
-    except KeyboardInterrupt:
-        sys.exit(_stop("interrupted; `effuse resume RUN` goes on from the last checkpoint", 130))
-    except EffuseError as error:
-        if debug:
-            raise
-        sys.exit(_stop(f"{type(error).__name__}: {error}", 1))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as `head`, has seen enough
+        sys.exit(1)
     except Exception as error:
         if debug:
             raise
-        sys.exit(_stop(f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1))
-    sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(_stop(_sentence(error), 1))
+
+
+def _usage(error: click.UsageError) -> str:
+    words = error.format_message().partition(". ")[0].rstrip(".")  # click's own guesses are loose, ours follow
+    command = error.ctx.command if error.ctx else None
+    if isinstance(error, click.NoSuchOption) and command is not None:
+        known = [option[2:] for p in command.params for option in p.opts if option.startswith("--")]
+        return f"{words}; {nearest(error.option_name.lstrip('-'), known)}"  # the dashes, which all share, make none alike
+    if words.startswith("No such command") and isinstance(command, click.Group):
+        wanted, known = words.split("'")[1], [name for name, c in command.commands.items() if not c.hidden]
+        return f"{words}; {nearest(wanted, known)}"
+    return f"{words}; `{error.ctx.command_path if error.ctx else app.info.name} --help` shows what there is"
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, EffuseError):
+        return f"{type(error).__name__}: {error}"
+    words = " ".join(str(error).split())[:LONGEST]
+    if isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words:
+        return f"not enough memory ({words}); lower algorithm.local.batch or sampler.batch; `effuse check` estimates memory"
+    return f"unexpected {type(error).__name__}: {words} (--debug shows where; please report it)"
 
 
 def _stop(words: str, code: int) -> int:
-    print(f"effuse: {words}", file=sys.stderr)
+    print(f"effuse: {' '.join(words.split())}", file=sys.stderr)
     return code

@@ -3,19 +3,18 @@
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from effuse.cli import app
 from effuse.cli.options import Json, RecipeName, Rounds, Seed, Settings, chosen
-from effuse.cli.progress import amount
+from effuse.cli.progress import amount, console
 from effuse.engines.check import check as rehearse
 
 
 @app.command("plan", hidden=True)
 @app.command("check")
 def check(recipe: RecipeName, set: Settings = None, rounds: Rounds = None, seed: Seed = None, as_json: Json = False) -> None:
-    """Rehearse a recipe: parameters, partition, traffic and steps, with nothing computed; alias `plan`."""
+    """Rehearse RECIPE: parameters, partition, traffic and steps, with nothing computed; alias `plan`."""
     name, wanted = chosen(recipe, set, rounds, seed)
     report = rehearse(wanted, name)
     if as_json:
@@ -26,7 +25,7 @@ def check(recipe: RecipeName, set: Settings = None, rounds: Rounds = None, seed:
 
 def show(report: dict[str, Any]) -> None:
     """The report for a reader."""
-    console = Console()
+    page = console()
     traffic, parts = report["traffic"], report["parameters"]
     table = Table(title=f"{report['recipe']}: what a run would do", show_header=False, title_justify="left")
     inner = ", ".join(f"{k} {v:,}" for k, v in parts.items() if k != "total")
@@ -40,7 +39,7 @@ def show(report: dict[str, Any]) -> None:
     table.add_row("training steps", f"{report['steps']['client']:,} at clients, {report['steps']['server']:,} at the server")
     table.add_row("memory, about", amount(report["memory"]["total"]))
     table.add_row("disk, about", amount(report["disk"]["total"]))
-    console.print(table)
+    page.print(table)
     split = Table(title="who holds what, and sends what", title_justify="left")
     split.add_column("client", justify="right")
     split.add_column("images", justify="right")
@@ -50,6 +49,6 @@ def show(report: dict[str, Any]) -> None:
     for k, (size, labels) in enumerate(zip(report["partition"]["sizes"], report["partition"]["labels"])):
         sent = traffic["clients"].get(str(k), {"up": 0, "down": 0})
         split.add_row(str(k), f"{size:,}", " ".join(map(str, labels)), amount(sent["up"]), amount(sent["down"]))
-    console.print(split)
+    page.print(split)
     for warning in report["warnings"]:
-        console.print(f"warning: {warning}")
+        page.print(f"warning: {warning}")

@@ -5,11 +5,11 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from effuse.cli import app
 from effuse.cli.options import Json
+from effuse.cli.progress import console
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Partition, Source
 from effuse.core.metric import Metric
@@ -52,7 +52,7 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> None:
     for kind, name, line in rows:
         table.add_row("" if kind == shown else kind, name, line)
         shown = kind
-    Console().print(table)
+    console().print(table)
 
 
 def _call(cls: Any) -> str:

@@ -1,6 +1,8 @@
 """What a run looks like while it goes, and when it is over."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from effuse.cli import Interrupted
 from effuse.core.machine import Meter
 from effuse.core.recipe import Recipe
 from effuse.engines.observer import Observer
@@ -31,11 +34,27 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
+def console() -> Console:
+    """A console that shows text as it is: a list such as [fid()] is not markup."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+@contextlib.contextmanager
+def watched(folder: Path, as_json: bool, quiet: bool) -> Iterator[Observer]:
+    """Show a run while it goes, where that is wanted; after Ctrl-C say how to go on with it."""
+    with Observer() if as_json or quiet else Display() as observer:
+        try:
+            yield observer
+        except KeyboardInterrupt:
+            begun = (folder / "manifest.json").exists()
+            raise Interrupted(f"`effuse resume {folder}` goes on from the last checkpoint" if begun else "") from None
+
+
 class Display(Observer):
     """A live line: round, loss, images a second, traffic, time left; plain lines where there is no terminal."""
 
     def __init__(self) -> None:
-        self.console = Console()
+        self.console = console()
         self.live = Live("", console=self.console, refresh_per_second=8, transient=True) if self.console.is_terminal else None
         self.rounds = self.done = self.first = 0
         self.loss: float | None = None
@@ -60,8 +79,10 @@ class Display(Observer):
         self.began = self.last = time.monotonic()
         self.words = "training"
         meter.watcher = self._refresh
-        start = f"from round {first}" if first else f"{recipe.rounds} rounds"
+        rounds = f"{recipe.rounds} round{'s' * (recipe.rounds > 1)}"
+        start = f"from round {first + 1} of {rounds}" if first else rounds
         self._say(f"{recipe.algorithm.name}, {recipe.clients} clients, {start}, into {folder}")
+        self._refresh(force=True)
 
     def phase(self, words: str) -> None:
         self.words = words
@@ -84,7 +105,7 @@ class Display(Observer):
         self._refresh(force=True)
 
     def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
     def _refresh(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -93,14 +114,16 @@ class Display(Observer):
         if now - self.last >= 0.1:
             self.rate = 0.8 * self.rate + 0.2 * (self.meter.images - self.images) / (now - self.last)
             self.images, self.last = self.meter.images, now
-        share = self.done / max(1, self.rounds)
-        bar = "━" * int(BAR * share) + "╌" * (BAR - int(BAR * share))
         spent = now - self.began
         left = duration(spent / (self.done - self.first) * (self.rounds - self.done)) if self.done > self.first else "?"
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         rate = f"  {self.rate:,.0f} images/s" if self.rate >= 1 else ""
-        line = f"{bar} {self.done}/{self.rounds}{loss}{rate}  {amount(self.traffic)}  {duration(spent)} gone, {left} left  {self.words}"
-        self.live.update(line)
+        facts = f" {self.done}/{self.rounds}{loss}{rate}  {amount(self.traffic)}  {duration(spent)} gone, {left} left"
+        # on one line, with room for the ^C that a terminal writes: only what fits can be wiped afterwards
+        room = self.console.width - 3
+        width = max(0, min(BAR, room - len(facts)))
+        full = int(width * self.done / max(1, self.rounds))
+        self.live.update(("━" * full + "╌" * (width - full) + facts + f"  {self.words}")[:room])
 
 
 def show_metrics(metrics: dict[str, Any]) -> None:
@@ -112,7 +135,7 @@ def show_metrics(metrics: dict[str, Any]) -> None:
     for name, m in metrics.items():
         spread = f" ± {m['std']:.4g}" if "std" in m else ""
         table.add_row(name, f"{m['value']:.4g}{spread}", m.get("warning", ""))
-    Console().print(table)
+    console().print(table)
 
 
 def show_result(result: dict[str, Any], folder: Path) -> None:
@@ -133,14 +156,17 @@ def show_result(result: dict[str, Any], folder: Path) -> None:
     if grids:
         table.add_row("samples", str(grids[-1]))
     table.add_row("model", str(folder / "model"))
-    Console().print(table)
+    console().print(table)
 
 
 def show_spread(spread: dict[str, Any], seeds: list[int]) -> None:
     """Mean and spread over seeds."""
+    if not spread:
+        console().print("the recipe has no metrics: there is nothing to compare over seeds")
+        return
     table = Table(title=f"over seeds {', '.join(map(str, seeds))}", title_justify="left")
     for column in ("name", "mean", "std", *(f"seed {s}" for s in seeds)):
         table.add_column(column, justify="left" if column == "name" else "right")
     for name, s in spread.items():
         table.add_row(name, f"{s['mean']:.4g}", f"{s['std']:.2g}", *(f"{v:.4g}" for v in s["values"]))
-    Console().print(table)
+    console().print(table)

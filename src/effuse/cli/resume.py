@@ -7,9 +7,8 @@ import typer
 
 from effuse.cli import app
 from effuse.cli.options import Json, Quiet, RunPath
-from effuse.cli.progress import Display, show_result
+from effuse.cli.progress import show_result, watched
 from effuse.engines import driver
-from effuse.engines.observer import Observer
 
 
 @app.command()
@@ -19,8 +18,8 @@ def resume(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its last checkpoint, to the same end as if it had never stopped."""
-    with Observer() if as_json or quiet else Display() as observer:
+    """Go on with RUN from its last checkpoint, to the same end as if it had never stopped."""
+    with watched(run, as_json, quiet) as observer:
         result = driver.resume(run, device=device, observer=observer)
     if as_json:
         print(json.dumps({"run": str(run)} | result))

@@ -9,12 +9,12 @@ import typer
 
 from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RecipeName, Rounds, Seed, Settings, chosen
-from effuse.cli.progress import Display, show_result, show_spread
-from effuse.core.errors import RecipeError
-from effuse.core.recipe import Recipe
+from effuse.cli.progress import show_result, show_spread, watched
+from effuse.core.errors import RecipeError, RunError
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.spec import field_hints, text, with_values
 from effuse.engines import driver
 from effuse.engines.notebook import new_folder
-from effuse.engines.observer import Observer
 
 
 @app.command()
@@ -30,40 +30,49 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train by a recipe, evaluate, and write a run folder."""
+    """Train by RECIPE (a name, a call, or a run's manifest.json), evaluate, and write a run folder."""
     name, wanted = chosen(recipe, set, rounds, seed)
     if seeds is None:
         folder = out or new_folder(name)
-        result = _one(wanted, folder, name, engine, device, as_json, quiet)
+        with watched(folder, as_json, quiet) as observer:
+            result = driver.run(wanted, folder, name=name, engine=engine, device=device, observer=observer)
         if as_json:
             print(json.dumps({"run": str(folder)} | result))
+        elif not quiet:
+            show_result(result, folder)
         return
-    results = {}
+    if seed is not None:
+        raise RecipeError(f"--seed {seed} and --seeds {seeds}: give one of them")
     root = out or Path("runs") / f"{name}-seeds"
-    for number in _numbers(seeds):
-        folder = root / f"seed-{number}"
-        if (folder / "manifest.json").exists():
-            results[number] = driver.resume(folder, observer=_observer(as_json, quiet))
-        else:
-            results[number] = _one(wanted.changed([f"seed={number}"]), folder, name, engine, device, as_json, quiet)
-    spread = {k: _spread([r["metrics"][k]["value"] for r in results.values()]) for k in next(iter(results.values()))["metrics"]}
+    planned = {n: (wanted.changed([f"seed={n}"]), root / f"seed-{n}") for n in _numbers(seeds)}
+    begun = {n for n, (_, folder) in planned.items() if (folder / "manifest.json").exists()}
+    for n in begun:
+        _require_same(*planned[n])
+    results = {}
+    for n, (changed, folder) in planned.items():
+        with watched(folder, as_json, quiet) as observer:
+            if n in begun:
+                results[n] = driver.resume(folder, observer=observer)
+            else:
+                results[n] = driver.run(changed, folder, name=name, engine=engine, device=device, observer=observer)
+        if not as_json and not quiet:
+            show_result(results[n], folder)
+    names = next(iter(results.values()))["metrics"]
+    spread = {name: _spread([r["metrics"][name]["value"] for r in results.values()]) for name in names}
     if as_json:
-        print(json.dumps({"runs": {s: str(root / f"seed-{s}") for s in results}, "metrics": spread}))
+        print(json.dumps({"runs": {n: str(folder) for n, (_, folder) in planned.items()}, "metrics": spread}))
     elif not quiet:
         show_spread(spread, list(results))
 
 
-def _one(recipe: Recipe, folder: Path, name: str, engine: str, device: str, as_json: bool, quiet: bool) -> dict[str, Any]:
-    observer = _observer(as_json, quiet)
-    with observer:
-        result = driver.run(recipe, folder, name=name, engine=engine, device=device, observer=observer)
-    if not as_json and not quiet:
-        show_result(result, folder)
-    return result
-
-
-def _observer(as_json: bool, quiet: bool) -> Any:
-    return Observer() if as_json or quiet else Display()
+def _require_same(wanted: Recipe, folder: Path) -> None:
+    """Refuse to count a run of another recipe among these seeds."""
+    there = Recipe.restore(read_manifest(folder)["recipe"])
+    ours = with_values(wanted, "recipe", model=wanted.model.resolved(there.model.shape))
+    for key in field_hints(Recipe):
+        if (mine := getattr(ours, key)) != (theirs := getattr(there, key)):
+            was, now = text(theirs, full=False), text(mine, full=False)
+            raise RunError(f"{folder} was run with {key}={was}, not {now}; choose another --out")
 
 
 def _numbers(seeds: str) -> list[int]:

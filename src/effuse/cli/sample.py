@@ -8,11 +8,11 @@ import typer
 
 from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RunPath
-from effuse.core.errors import RecipeError
+from effuse.core.errors import RecipeError, RunError
 from effuse.core.sampler import Sampler
 from effuse.core.spec import build_text
 from effuse.engines.device import pick_device
-from effuse.engines.export import FORMATS, export
+from effuse.engines.export import FORMATS, export, require_empty
 from effuse.engines.save import load
 
 
@@ -36,9 +36,16 @@ def sample(
     if format not in FORMATS:
         raise RecipeError(f"--format {format}: expected one of {', '.join(FORMATS)}")
     opened = load(run, ema=ema, client=client, device=pick_device(device).type)
+    if client is None and opened.recipe.algorithm.personal:
+        algorithm, last = opened.recipe.algorithm.name, opened.recipe.clients - 1
+        raise RunError(f"{run}: {algorithm} trains a model for each client; choose one with --client 0 to {last}")
     how = None if sampler is None else build_text(sampler, Sampler, "sampler")
+    marks = {"seed": seed, "label": label, "client": client, "batch": batch, "sampler": how and how.name}
+    marked = [f"{k}-{v}" for k, v in marks.items() if v is not None] + ["ema"] * ema
+    where = out or run / "exports" / "-".join([format, str(n), *marked])  # tells exports of different requests apart
+    if format == "imagefolder":
+        require_empty(where)
     images = opened.sample(n, seed=seed, labels=None if label is None else [label] * n, sampler=how, batch=batch)
-    where = out or run / "exports" / f"{format}-{n}-seed-{seed}{'-ema' if ema else ''}{'' if client is None else f'-client-{client}'}"
     asked = {"n": n, "seed": seed, "label": label, "ema": ema, "client": client}
     written = export(images, format, where, opened, asked, opened.seeds(n, seed=seed, sampler=how, batch=batch), how)
     if as_json:

@@ -88,15 +88,15 @@ class Federation(ABC):
         what = job_of(self.algorithm, job.__name__)
         orders: dict[int, Order] = {}
         sent: dict[int, Any] = {}
-        made: dict[int, Any] = {}  # one object per distinct arguments, so that a broadcast is encoded once
+        made: dict[int, tuple[Any, Any]] = {}  # one message per distinct arguments, so that a broadcast is encoded once
         for client, arguments in messages.items():
             if client not in self.clients:
                 raise FederationError(f"round {self.t}, job '{what.name}': there is no client {client}")
             if client in self._busy:
                 raise FederationError(f"round {self.t}, job '{what.name}': client {client} still owes an answer; take it first")
             if id(arguments) not in made:
-                made[id(arguments)] = self._arguments(what, arguments)
-            sent[client] = made[id(arguments)]
+                made[id(arguments)] = arguments, self._arguments(what, arguments)
+            sent[client] = made[id(arguments)][1]
             base, durable = self.snapshots.get(client), self.durable.get(client)
             orders[client] = Order(what.name, self.t, self.federated, self._call, client, base, durable)
         self._busy |= orders.keys()

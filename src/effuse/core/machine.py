@@ -1,6 +1,7 @@
 """The machine under a workbench: it does the arithmetic of training and sampling, and is the only place with `backward()`."""
 
 import dataclasses
+import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -27,13 +28,16 @@ class Meter:
     images: int = 0  # trained
     evaluations: int = 0  # network evaluations while sampling
     watcher: Callable[[], None] = lambda: None
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)  # slots count from threads of their own
 
     def trained(self, images: int) -> None:
-        self.images += images
+        with self.lock:
+            self.images += images
         self.watcher()
 
     def sampled(self, images: int) -> None:
-        self.evaluations += images
+        with self.lock:
+            self.evaluations += images
         self.watcher()
 
 
@@ -107,8 +111,7 @@ class Eager(Machine):
         if work.optimiser is not None:
             restore(optimiser, params, work.optimiser)
         given = {k: self._placed(v) for k, v in work.given.items()}
-        loss_of = work.loss or (lambda net, batch, given: batch.task.loss(net, batch))
-        view = Net(net)
+        loss_of, view = work.loss or own_loss, Net(net)
         begun = Params.of(net) if work.average is None else work.average
         # by the network's own order and place: the average may come from a message
         average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
@@ -116,19 +119,8 @@ class Eager(Machine):
         sizes: list[int] = []
         with keyed(work.stream.child("dropout")):
             for batch in self.batches(work):
-                optimiser.zero_grad(set_to_none=True)
                 loss = loss_of(view, batch, given)
-                loss.backward()
-                if work.direction is not None:
-                    with torch.no_grad():
-                        grads = {k: p.grad if p.grad is not None else torch.zeros_like(p) for k, p in params.items()}
-                        for k, g in work.direction(grads, params, given).items():
-                            params[k].grad = g
-                if solver.clip is not None:
-                    nn.utils.clip_grad_norm_(params.values(), solver.clip, foreach=True)
-                optimiser.step()
-                if average is not None:
-                    torch._foreach_lerp_(list(average.values()), [p.detach() for p in params.values()], 1 - solver.ema)
+                descend(loss, params, optimiser, work, given, average)
                 losses.append(loss.detach())
                 sizes.append(len(batch.labels))
                 self.meter.trained(len(batch.labels))
@@ -177,6 +169,34 @@ class Eager(Machine):
             image = torch.Size((size, shape.channels, shape.side, shape.side))
             drawn.append(sampler.draw(net, self.task, image, some, generator, lambda: self.meter.sampled(size)).cpu())
         return Images(torch.cat(drawn), None if labels is None else labels.cpu())
+
+
+def own_loss(net: Net, batch: Batch, given: Given) -> Tensor:
+    """The task's loss, where an algorithm brings none of its own."""
+    return batch.task.loss(net, batch)
+
+
+def descend(
+    loss: Tensor,
+    params: Mapping[str, Tensor],
+    optimiser: torch.optim.Optimizer,
+    work: Work,
+    given: Given,
+    average: Mapping[str, Tensor] | None,
+) -> None:
+    """One step of the optimiser from a loss: gradient, direction, clipping, step, moving average."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    with torch.no_grad():
+        if work.direction is not None:
+            grads = {k: p.grad if p.grad is not None else torch.zeros_like(p) for k, p in params.items()}
+            for k, g in work.direction(grads, params, given).items():
+                params[k].grad = g
+        if work.solver.clip is not None:
+            nn.utils.clip_grad_norm_(params.values(), work.solver.clip, foreach=True)
+        optimiser.step()
+        if average is not None:
+            torch._foreach_lerp_(list(average.values()), list(params.values()), 1 - work.solver.ema)
 
 
 def batch_seeds(stream: Stream, n: int, batch: int) -> list[tuple[int, int, int]]:

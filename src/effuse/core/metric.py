@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from effuse.core.data import Dataset
+from effuse.core.errors import TrainingError
 from effuse.core.spec import Spec, spec
 from effuse.core.wire import message
 
@@ -28,6 +29,8 @@ class Images:
 
     def bytes(self) -> Tensor:
         """Rounded to uint8, as they would be stored."""
+        if not self.pixels.isfinite().all():  # would be stored as black
+            raise TrainingError("the generated images are not all numbers: the model has diverged; lower its learning rate")
         return ((self.pixels + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
     def first(self, n: int) -> "Images":
@@ -61,16 +64,31 @@ class Subject:
         return self.train if split == "train" else self.test
 
 
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """What a metric will be shown, as far as that is known before anything is computed."""
+
+    classifies: bool  # the model under test gives class scores
+    conditional: bool  # samples carry the labels they were asked for
+    classes: int
+    real: Mapping[str, int]  # real images in each split
+
+
 @spec
 class Metric(Spec, ABC):
     """A measure of a model; its numbers are keyed by name."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the numbers that `measure` gives."""
+        return (self.name,)
 
     @property
     def samples(self) -> int:
         """How many generated images it looks at."""
         return getattr(self, "n", 0)
 
-    def ready(self, conditional: bool) -> None:
+    def ready(self, outlook: Outlook) -> None:
         """Refuse before computing what `measure` would refuse later: a missing file, a model without labels."""
 
     @abstractmethod

@@ -47,7 +47,7 @@ class Recipe(Spec):
     wire: Literal["fp32", "bf16"] = "fp32"
     seed: NonNegativeInt = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 2  # never the core count: thread count changes float sums
-    speed: Literal["auto", "eager"] = "auto"
+    speed: Literal["auto", "eager", "graph", "compile"] = "auto"  # eager is the reference
     reproducible: bool = False  # a deployed site mixes no secret of its own into its randomness
 
     def changed(self, settings: list[str]) -> "Recipe":
@@ -91,8 +91,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json" if path.is_dir() else path
     try:
         manifest = json.loads(file.read_text())
-    except OSError:
-        raise RunError(f"{path} is not a run folder: it has no manifest.json") from None
+    except OSError as error:
+        if path.is_dir() and not file.exists():
+            raise RunError(f"{path} is not a run folder: it has no manifest.json") from None
+        raise RunError(f"{file}: {error.strerror}; give a run folder or the manifest.json in it") from None
     except ValueError as error:
         raise RunError(f"{file} is not a manifest: {error}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("recipe"), dict):

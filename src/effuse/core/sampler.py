@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from effuse.core.spec import Spec, spec
@@ -17,13 +18,17 @@ Predict = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x_t, t, labels) 
 class Sampler(Spec, ABC):
     """A way from noise to images; all randomness of a batch comes from one generator, in diffusers' order."""
 
-    batch: int = 500  # images drawn together; part of the result, since each batch has a generator of its own
+    batch: PositiveInt = 500  # images drawn together; part of the result, since each batch has a generator of its own
 
     @abstractmethod
     def draw(
         self, net: Predict, task: Task, shape: torch.Size, labels: Tensor | None, generator: torch.Generator, tick: Callable[[], None]
     ) -> Tensor:
         """Images in [-1, 1]; `tick` is called after every network evaluation."""
+
+    def ready(self, task: Task, conditional: bool) -> None:
+        """Refuse before computing what `draw` would refuse later; `conditional`: the model takes labels."""
+        self.scheduler(task)
 
     @abstractmethod
     def scheduler(self, task: Task) -> Any:

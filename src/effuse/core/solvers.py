@@ -101,21 +101,28 @@ class Solver(Spec, ABC):
 
 @spec
 class SGD(Solver, name="sgd"):
+    """Stochastic gradient descent, with momentum."""
+
     momentum: NonNegativeFloat = 0.0
     weight_decay: NonNegativeFloat = 0.0
 
     def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay, foreach=True)
+        return torch.optim.SGD(parameters, lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
 
 
 @spec
 class Adam(Solver):
+    """Kingma and Ba, 2015."""
+
     betas: tuple[float, float] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
 
     def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
-        return self._kind()(parameters, lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=True)
+        # a rate that is a tensor belongs to a recorded step, whose counters must live on the device
+        recorded = isinstance(lr, Tensor)
+        options = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+        return self._kind()(parameters, lr, **options, fused=True, capturable=recorded)
 
     def _kind(self) -> type[torch.optim.Adam]:
         return torch.optim.Adam
@@ -123,6 +130,8 @@ class Adam(Solver):
 
 @spec
 class AdamW(Adam, name="adamw"):
+    """Loshchilov and Hutter, 2019: Adam with decoupled weight decay."""
+
     weight_decay: NonNegativeFloat = 0.01
 
     def _kind(self) -> type[torch.optim.Adam]:

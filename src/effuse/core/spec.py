@@ -62,7 +62,7 @@ def parse(source: str) -> Any:
     try:
         node = ast.parse(source.strip(), mode="eval").body
         if (n := _written_out(node)) > LONGEST_LIST:
-            raise RecipeError(f"'{_clip(source)}' stands for {n} values once its lists are written out; at most {LONGEST_LIST}")
+            raise RecipeError(f"'{_clip(source)}' stands for {n} values, its lists written out; at most {LONGEST_LIST}")
         return _value(node, source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise RecipeError(f"cannot read '{_clip(source)}': expected a literal, a list or name(key=value)") from None
@@ -132,10 +132,10 @@ def build_text(source: str, hint: Any, where: str) -> Any:
     """Parse text for a place of a known type; where plain text is welcome, anything unparsable is that text."""
     try:
         value = parse(source)
-    except RecipeError:
+    except RecipeError as error:
         if accepts_text(hint):
             return source
-        raise
+        raise RecipeError(f"{where}: {error}") from None
     if accepts_text(hint) and spec_type(hint) is None and isinstance(value, Call):
         return source
     return build(value, hint, where)
@@ -170,7 +170,15 @@ def make(cls: type, values: dict[str, Any], where: str) -> Any:
             raise RecipeError(f"{place}: {cls.name} needs a value for '{first['loc'][-1]}'") from None
         if first["type"] == "value_error":
             raise RecipeError(f"{where or cls.name}: {first['ctx']['error']}") from None
-        message = first["msg"][0].lower() + first["msg"][1:]
+        key = first["loc"][0] if first["loc"] else ""
+        alike = [e["msg"] for e in error.errors() if e["loc"][:1] == first["loc"][:1] and e["input"] is first["input"]]
+        if len(alike) > 1:  # pydantic tells each member of a union apart, in words of its own
+            place = ".".join(str(p) for p in (where, key) if p != "")
+        message = " or ".join(m[0].lower() + m[1:] for m in dict.fromkeys(alike))
+        hint = field_hints(cls).get(key)
+        base = spec_type(hint) or spec_type(_item_hint(hint))
+        if base is not None and first["type"] in ("is_instance_of", "dataclass_exact_type", "dataclass_type"):
+            message = f"expected a {base.name.replace('_', ' ')}; {nearest('', (c.name for c in registry(base).values()))}"
         raise RecipeError(f"{place}: {_clip(repr(first['input']))} is wrong, {message}") from None
 
 
@@ -273,6 +281,8 @@ def describe(hint: Any) -> str:
     for member in _members(hint):
         if isinstance(member, type) and issubclass(member, Spec):
             words.append(f"a {member.name.replace('_', ' ')}")
+        elif get_origin(member) is tuple:
+            words.append(f"a list, each {describe(get_args(member)[0])}")
         else:
             words.append(getattr(member, "__name__", None) or repr(member))
     return " or ".join(words)

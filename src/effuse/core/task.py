@@ -35,13 +35,14 @@ class Batch:
 class Net:
     """A network as a loss sees it: call it, look at its parameters, or run it with other weights."""
 
-    def __init__(self, module: nn.Module, params: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, module: nn.Module, run: Callable[..., Tensor] | None = None) -> None:
         self.module = module
-        self.params = dict(module.named_parameters()) if params is None else params
+        self.params = dict(module.named_parameters())
+        self.run = module if run is None else run  # perhaps compiled
 
     def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None) -> Tensor:
         if params is None:
-            return self.module(*inputs)
+            return self.run(*inputs)
         return torch.func.functional_call(self.module, dict(params), inputs)
 
 

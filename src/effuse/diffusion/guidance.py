@@ -11,6 +11,12 @@ from effuse.core.sampler import Predict
 NULL = -1  # the label that every conditional network reads as its last embedding: no class
 
 
+def refuse_guidance(w: float, conditional: bool) -> None:
+    """Guidance without labels has nothing to push away from."""
+    if w and not conditional:
+        raise ModelError(f"guidance={w:g} needs a class-conditional model; set guidance=0 or train with conditional=True")
+
+
 def guided(net: Predict, labels: Tensor | None, w: float) -> Callable[[Tensor, Tensor], Tensor]:
     """The network bound to labels, pushed away from its unconditional answer: (1 + w) cond - w uncond.
 
@@ -18,8 +24,8 @@ def guided(net: Predict, labels: Tensor | None, w: float) -> Callable[[Tensor, T
     """
     if w == 0.0:
         return lambda x, t: net(x, t, labels)
-    if labels is None:
-        raise ModelError(f"guidance={w:g} needs a class-conditional model; set guidance=0 or train with conditional=True")
+    refuse_guidance(w, labels is not None)
+    assert labels is not None
     both = torch.cat([labels, torch.full_like(labels, NULL)])
 
     def predict(x: Tensor, t: Tensor) -> Tensor:

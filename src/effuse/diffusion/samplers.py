@@ -12,7 +12,7 @@ from effuse.core.errors import RecipeError
 from effuse.core.sampler import Predict, Sampler
 from effuse.core.spec import spec
 from effuse.core.task import Task
-from effuse.diffusion.guidance import guided
+from effuse.diffusion.guidance import guided, refuse_guidance
 from effuse.diffusion.objective import PREDICTION_TYPES, Denoise
 
 
@@ -51,6 +51,10 @@ class Scheduled(Sampler):
         scheduler = self.scheduler(task)
         scheduler.set_timesteps(self.count(denoising(task)))
         return scheduler, scheduler.timesteps
+
+    def ready(self, task: Task, conditional: bool) -> None:
+        self.plan(task)
+        refuse_guidance(self.guidance, conditional)
 
     def count(self, task: Denoise) -> int:
         """The number of steps, which may not exceed those of training."""
@@ -140,5 +144,5 @@ def shared(task: Task) -> dict[str, Any]:
 
 def denoising(task: Task) -> Denoise:
     if not isinstance(task, Denoise):
-        raise RecipeError(f"sampler: a model trained for {task} cannot draw images; the task must be denoise(...)")
+        raise RecipeError(f"sampler: a model trained for {task} cannot draw images; set task=denoise(), or sampler=None")
     return task

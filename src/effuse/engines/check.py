@@ -5,15 +5,13 @@ from typing import Any
 import torch
 
 from effuse.core.data import Dataset, Shard
-from effuse.core.errors import RecipeError
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
-from effuse.core.rng import Stream
-from effuse.core.task import Batch, Net
 from effuse.engines.driver import Played, played
 from effuse.engines.evaluation import wanted_samples
 from effuse.engines.folder import KEPT_CHECKPOINTS
+from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
 from effuse.metrics.cost import activation_bytes, macs, parameters
 
@@ -22,15 +20,11 @@ SMALLEST_SHARE = 10  # images below which a client is worth a warning
 
 def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     """Rehearse a recipe; raises what a run would raise."""
-    train = recipe.data.load("train")
+    train, test = recipe.data.load("train"), recipe.data.load("test")
     recipe = recipe.resolved(train)
     shards = recipe.shards(train)
+    refuse(recipe, train, test)
     model = hollow_model(recipe)
-    try_step(recipe, model)
-    if recipe.sampler is not None:
-        recipe.sampler.scheduler(recipe.task)
-    for metric in recipe.evaluate.metrics:
-        metric.ready(getattr(recipe.model, "conditional", False))
     fed = Rehearsal(recipe.algorithm, shards, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
     rounds = rehearse(recipe, fed, model)
     ledger = fed.ledger.report()
@@ -76,27 +70,6 @@ def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
         model = recipe.algorithm.deliver(done.server)
         for _ in fed.ask(recipe.algorithm.draw, fed.clients, model=model, n=n, sampler=recipe.sampler):
             pass
-
-
-def hollow_model(recipe: Recipe) -> Model:
-    """The initial model as shapes."""
-    with torch.device("meta"):
-        return recipe.model.initial(Stream(("rehearsal",)))
-
-
-def try_step(recipe: Recipe, model: Model) -> None:
-    """One forward pass on shapes: a task that does not fit its network fails here and not after an hour."""
-    shape = model.arch.shape
-    image = torch.Size((shape.channels, shape.side, shape.side))
-    labels = torch.zeros(2, dtype=torch.int64)
-    drawn = recipe.task.draw(2, image, labels, torch.Generator().manual_seed(0))
-    with torch.device("meta"):
-        net = model.arch.build()
-    batch = Batch(torch.empty((2, *image), device="meta"), labels.to("meta"), recipe.task, {k: v.to("meta") for k, v in drawn.items()})
-    try:
-        recipe.task.loss(Net(net), batch)
-    except (TypeError, RuntimeError, IndexError) as error:
-        raise RecipeError(f"task {recipe.task} does not fit model {recipe.model.name}: {str(error).splitlines()[0]}") from None
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:

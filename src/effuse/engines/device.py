@@ -1,8 +1,15 @@
-"""Where a run computes."""
+"""Where a run computes, and on what kind of machine."""
 
 import torch
 
+from effuse.core.captured import Captured, draws_inside
 from effuse.core.errors import RecipeError
+from effuse.core.machine import Eager
+from effuse.core.recipe import Recipe
+
+WORTH_COMPILING = 1_000_000  # training images: below that, a minute of compilation is not earned back
+SMALL = 20_000_000  # parameters up to which one client leaves a large GPU half idle
+MOST_SLOTS = 5
 
 
 def pick_device(name: str) -> torch.device:
@@ -14,3 +21,28 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise RecipeError("device cuda: this machine has no usable GPU; use --device cpu")
     return torch.device(name)
+
+
+def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]:
+    """The recipe's choice of speed; `auto` records steps on a GPU, compiles them where the run is long enough, and fills the chip."""
+    speed = recipe.speed
+    if speed == "auto":
+        local = getattr(recipe.algorithm, "local", None)
+        images = recipe.rounds * local.images_on(size) if local is not None else 0
+        speed = "eager" if device.type == "cpu" else "compile" if images > WORTH_COMPILING else "graph"
+    if speed == "eager":
+        return [Eager(device, recipe.task)]
+    if device.type != "cuda":
+        raise RecipeError(f"speed={speed}: only a GPU records steps; use speed=auto or speed=eager")
+    machines = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
+    for machine in machines[1:]:
+        machine.meter = machines[0].meter
+    return list(machines)
+
+
+def slots(recipe: Recipe) -> int:
+    """How many clients share a GPU at a time: as many as leave each other room, one where a step draws from torch's one generator."""
+    with torch.device("meta"):
+        net = recipe.model.build()
+    small = sum(p.numel() for p in net.parameters()) < SMALL
+    return min(recipe.clients, MOST_SLOTS) if small and not draws_inside(net) else 1

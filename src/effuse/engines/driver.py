@@ -14,19 +14,19 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.ledger import TRAINING
-from effuse.core.machine import Eager
 from effuse.core.model import Model
 from effuse.core.params import Params
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
 from effuse.core.wire import map_params
 from effuse.core.workbench import SERVER
-from effuse.engines.device import pick_device
+from effuse.engines.device import machines_for, pick_device
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
+from effuse.engines.refusals import refuse
 from effuse.engines.save import save_model
 from effuse.engines.simulator import Simulator, Untouched, on_disk
 from effuse.engines.state import Snapshots
@@ -42,12 +42,18 @@ def run(
     if engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
     place = pick_device(device)
+    folder = RunFolder(out)
+    folder.require_new()
     train, test = recipe.data.load("train"), recipe.data.load("test")
     recipe = recipe.resolved(train)
-    recipe.shards(train)  # refused before a folder is made
-    folder = RunFolder(out)
-    folder.create(recipe, name, engine, place.type)
+    # what cannot work is refused before a folder is made
+    recipe.shards(train)
+    refuse(recipe, train, test)
+    machines_for(recipe, place, len(train))
+    if train.images.is_meta:
+        raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():
+        folder.create(recipe, name, engine, place.type)
         return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
 
 
@@ -55,13 +61,15 @@ def resume(out: Path, *, device: str | None = None, observer: Observer | None = 
     """Go on with a run from its last checkpoint; a finished one just gives its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
+    engine, place = manifest.get("engine"), pick_device(device or manifest.get("device", "auto"))
+    if engine not in ENGINES:
+        raise RunError(f"{out}: its manifest names the engine {engine!r}; valid: {', '.join(ENGINES)}")
     folder = RunFolder(out)
-    train, test = recipe.data.load("train"), recipe.data.load("test")
     with folder.locked():
         if folder.result.exists():
             return folder.read_result()
-        place = pick_device(device or manifest["device"])
-        return Run(recipe, folder, manifest["engine"], place, train, test, observer or Observer()).complete()
+        train, test = recipe.data.load("train"), recipe.data.load("test")
+        return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
 
 
 class Played(NamedTuple):
@@ -103,14 +111,13 @@ class Run:
         self, recipe: Recipe, folder: RunFolder, engine: str, device: torch.device, train: Dataset, test: Dataset, observer: Observer
     ) -> None:
         torch.set_num_threads(recipe.threads)
-        if train.images.is_meta:
-            raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
         self.recipe, self.folder, self.observer = recipe, folder, observer
         train = train.to(device)
         shards = recipe.shards(train)
-        self.machine = Eager(device, recipe.task)
+        machines = machines_for(recipe, device, len(train))
+        self.machine = machines[0]
         self.fed: Federation = ENGINES[engine](
-            recipe.algorithm, shards, self.machine, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire,
+            recipe.algorithm, shards, *machines, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire,
             snapshots=on_disk(folder.path),
         )  # fmt: skip
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
@@ -152,6 +159,7 @@ class Run:
                 self._checkpoint(server, t, federated)
                 checked = time.monotonic()
                 spent = checked - before
+                self.observer.phase("training")
             started, trained = time.monotonic(), self.machine.meter.images
         return self._finish(server, federated)
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from effuse.core.data import Dataset
+from effuse.core.errors import RunError
 from effuse.core.federation import EVALUATION_T, Federation
-from effuse.core.machine import Eager
+from effuse.core.machine import Eager, Machine
 from effuse.core.metric import Images, Measurement, Subject
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
@@ -20,8 +21,11 @@ from effuse.core.task import Net
 from effuse.core.workbench import SERVER, Workbench
 from effuse.engines.device import pick_device
 from effuse.engines.files import cache_folder, write_atomically
+from effuse.engines.folder import RunFolder
 from effuse.engines.grid import save_grid
+from effuse.engines.refusals import refuse_evaluation, refuse_model
 from effuse.engines.save import load
+from effuse.engines.simulator import Simulator, on_disk
 
 
 class Evaluator:
@@ -118,15 +122,32 @@ def _taker(images: Images | None) -> Callable[[int], Images]:
     return take
 
 
+def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> Federation:
+    """A finished run's clients with the states that they ended with."""
+    ended = RunFolder(run).load_checkpoint()
+    if ended is None:
+        raise RunError(f"{run} has no checkpoint, so its clients' models are lost; run it again")
+    options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire, "snapshots": on_disk(run)}
+    fed = Simulator(recipe.algorithm, recipe.shards(train), machine, **options)
+    fed.snapshots, fed.durable = dict(ended.snapshots), dict(ended.snapshots)
+    return fed
+
+
 def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: str = "auto") -> dict[str, Any]:
     """Measure a finished run's saved model, by its recipe's metrics or by others."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
     train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
+    refuse_model(recipe, train)
+    refuse_evaluation(recipe, train, test)
     torch.set_num_threads(recipe.threads)
-    bench = Workbench(Eager(opened.device, recipe.task), recipe.rounds)
+    machine, model = Eager(opened.device, recipe.task), opened.model.to(opened.device)
+    evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
-    found = Evaluator(recipe, train, test, bench, cache_folder()).look(opened.model.to(opened.device), picture)
+    if recipe.algorithm.personal:
+        found, _ = evaluator.look_at_clients(_clients(run, recipe, train, machine), model, picture)
+    else:
+        found = evaluator.look(model, picture)
     blob = json.dumps({"settings": settings, "ema": ema, "metrics": found}, indent=2) + "\n"
     write_atomically(run / "evaluation.json", blob.encode())
     return found

@@ -14,7 +14,7 @@ from effuse.core.errors import RunError
 from effuse.core.metric import Images
 from effuse.core.sampler import Sampler
 from effuse.core.spec import text
-from effuse.engines.files import write_atomically
+from effuse.engines.files import write_atomically, writing
 from effuse.engines.grid import save_grid
 from effuse.engines.save import Loaded
 
@@ -37,13 +37,14 @@ def export(
         "batches": seeds,  # plain diffusers draws each batch again from its torch seed
     }
     if form == "grid":
-        path = where.with_suffix(".png")
+        path = _named(where, ".png")
         save_grid(images, path)
         _note(path.with_suffix(".json"), provenance)
         return path
     if form == "npz":
-        path = where.with_suffix(".npz")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = _named(where, ".npz")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         arrays = {"images": images.bytes().permute(0, 2, 3, 1).numpy()}
         if images.labels is not None:
             arrays["labels"] = images.labels.numpy()
@@ -51,14 +52,27 @@ def export(
         np.savez_compressed(buffer, **arrays, provenance=np.array(json.dumps(provenance)))
         write_atomically(path, buffer.getvalue())
         return path
-    return _folder(images, where, provenance)
+    require_empty(where)
+    with writing(where):
+        _folder(images, where)
+    _note(where / "provenance.json", provenance)
+    return where
 
 
-def _folder(images: Images, where: Path, provenance: dict[str, Any]) -> Path:
+def require_empty(where: Path) -> None:
+    """Two exports must not mix in one folder."""
+    if where.exists() and (not where.is_dir() or any(where.iterdir())):
+        raise RunError(f"{where} is not an empty folder; choose another --out, so that two exports do not mix")
+
+
+def _named(path: Path, suffix: str) -> Path:
+    # a dot in a name of the user's own, such as trial-0.5, begins no suffix
+    return path if path.suffix == suffix else path.with_name(path.name + suffix)
+
+
+def _folder(images: Images, where: Path) -> None:
     from PIL import Image
 
-    if where.exists() and any(where.iterdir()):
-        raise RunError(f"{where} is not empty; choose another --out, so that two exports do not mix")
     where.mkdir(parents=True, exist_ok=True)
     pixels = images.bytes().permute(0, 2, 3, 1).numpy()
     names = []
@@ -70,8 +84,6 @@ def _folder(images: Images, where: Path, provenance: dict[str, Any]) -> Path:
         names.append((f"{label}/{path.name}", label))
     with open(where / "labels.csv", "w", newline="") as file:
         csv.writer(file).writerows([("file", "label"), *names])
-    _note(where / "provenance.json", provenance)
-    return where
 
 
 def _note(path: Path, provenance: dict[str, Any]) -> None:

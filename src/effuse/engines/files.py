@@ -1,9 +1,14 @@
 """Files that are either whole or not there."""
 
+import contextlib
 import errno
 import os
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from effuse.core.errors import RunError
 
@@ -34,9 +39,21 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Libraries write within; what the operating system refuses them becomes a sentence of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(path, error) from None
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))  # safetensors hands the system's number on as text
+        raise disk_error(path, OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from None
+
+
 def disk_error(path: Path, error: OSError) -> RunError:
     """An operating system's refusal as a sentence."""
-    if error.errno == errno.ENOSPC:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{path}: the disk is full; free some space, then `effuse resume` goes on from the last checkpoint")
     return RunError(f"{path}: {error.strerror or error}; check the folder and its permissions")
 

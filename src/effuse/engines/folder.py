@@ -17,7 +17,7 @@ from effuse.core.errors import RunError, WireError
 from effuse.core.params import Params
 from effuse.core.recipe import Recipe
 from effuse.core.wire import decode, encode, message
-from effuse.engines.files import disk_error, write_atomically
+from effuse.engines.files import write_atomically, writing
 
 KEPT_CHECKPOINTS = 2  # the newest may be the one being replaced when the power goes
 
@@ -57,14 +57,14 @@ class RunFolder:
     def result(self) -> Path:
         return self.path / "result.json"
 
-    def create(self, recipe: Recipe, name: str, engine: str, device: str) -> None:
-        """Claim the folder for a new run."""
+    def require_new(self) -> None:
+        """Refuse a folder that a run has claimed."""
         if self.manifest.exists():
             raise RunError(f"{self.path} already holds a run; choose another --out, or go on with `effuse resume {self.path}`")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error(self.path, error) from None
+
+    def create(self, recipe: Recipe, name: str, engine: str, device: str) -> None:
+        """Claim the folder for a new run."""
+        self.require_new()
         manifest = {
             "effuse": effuse.__version__,
             "name": name,
@@ -79,7 +79,10 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder; a second process is told so instead of mixing its writes in."""
-        with open(self.path / ".lock", "a") as lock:
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "a")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -91,11 +94,8 @@ class RunFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to rounds.jsonl."""
-        try:
-            with open(self.rounds, "a") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
-        except OSError as error:
-            raise disk_error(self.rounds, error) from None
+        with writing(self.rounds), open(self.rounds, "a") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def read_result(self) -> dict[str, Any]:
         """The result of a finished run."""
@@ -107,7 +107,8 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoints"
-        folder.mkdir(exist_ok=True)
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
         write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint))
         for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
             old.unlink(missing_ok=True)
@@ -130,6 +131,6 @@ class RunFolder:
 
     def _cut(self, size: int) -> None:
         if self.rounds.exists():
-            with open(self.rounds, "r+b") as file:
+            with writing(self.rounds), open(self.rounds, "r+b") as file:
                 file.truncate(size)
 

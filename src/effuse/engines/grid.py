@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from effuse.core.metric import Images
+from effuse.engines.files import writing
 
 MARGIN = 2
 SHOWN_SIDE = 64  # small images are enlarged to about this, pixel by pixel
@@ -36,5 +37,6 @@ def save_grid(images: Images, path: Path) -> None:
     """Write the grid as a PNG."""
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(grid_array(images)).save(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(grid_array(images)).save(path)

@@ -18,6 +18,7 @@ from effuse.core.sampler import Sampler
 from effuse.core.workbench import Workbench
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
+from effuse.engines.files import writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.state import Snapshots
 from effuse.models.saved import load_model
@@ -25,14 +26,15 @@ from effuse.models.saved import load_model
 
 def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
     """Write a model in the form that others can open, replacing what a killed run may have left half written."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     net = model.arch.build()
     fill(net, model.to("cpu"))
     # a generator trained without a sampler is saved with the one that its objective implies
     sampler = recipe.sampler or (Ancestral() if isinstance(recipe.task, Denoise) else None)
     scheduler = None if sampler is None else sampler.scheduler(recipe.task)
-    model.arch.save(net, folder, scheduler)
+    with writing(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        model.arch.save(net, folder, scheduler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +56,19 @@ class Loaded:
         machine = Eager(self.device, self.recipe.task)
         machine.meter = self.meter
         bench = Workbench(machine, self.recipe.rounds)
-        wanted = None if labels is None else torch.as_tensor(list(labels))
-        if wanted is not None and not (len(wanted) == n and 0 <= int(wanted.min()) and int(wanted.max()) < self.model.arch.shape.classes):
-            raise RecipeError(f"labels: expected {n} whole numbers from 0 to {self.model.arch.shape.classes - 1}")
+        wanted = None if labels is None else self._labels([int(label) for label in labels], n)
         return bench.generate(self.model.to(self.device), n, sampler, wanted, stream=sampling_stream(seed))
+
+    def _labels(self, labels: list[int], n: int) -> torch.Tensor:
+        if not getattr(self.model.arch, "conditional", False):
+            raise RecipeError(f"labels: the model of {self.run} takes none; leave them out")
+        top = self.model.arch.shape.classes - 1
+        wrong = next((label for label in labels if not 0 <= label <= top), None)
+        if wrong is not None:
+            raise RecipeError(f"labels: there is no class {wrong}; the model of {self.run} has 0 to {top}")
+        if len(labels) != n:
+            raise RecipeError(f"labels: {len(labels)} for {n} images; give each image one")
+        return torch.tensor(labels)
 
     def seeds(self, n: int, *, seed: int = 0, sampler: Sampler | None = None, batch: int | None = None) -> list[dict[str, int]]:
         """The torch seed of every batch, with which plain diffusers draws the same images."""
@@ -80,9 +91,12 @@ def load(run: Path | str, *, ema: bool = False, client: int | None = None, devic
     run = Path(run)
     recipe = Recipe.restore(read_manifest(run)["recipe"])
     folder = run / ("model-ema" if ema else "model")
-    if not folder.is_dir():
-        why = "it kept no moving average; run it with --set ema=0.99" if ema else f"finish it with `effuse resume {run}`"
-        raise RunError(f"{run} has no {folder.name}/: {why}")
+    if not RunFolder(run).result.exists():
+        raise RunError(f"{run} is not finished and has no model yet; finish it with `effuse resume {run}`")
+    if ema and recipe.algorithm.personal:
+        raise RunError(f"{run}: the clients' own models have no moving average; leave --ema out")
+    if ema and not folder.is_dir():
+        raise RunError(f"{run} kept no moving average; run it with --set ema=0.99")
     model, _ = load_model(folder)
     if client is not None:
         model = _personal(run, recipe, client, model)

@@ -15,6 +15,7 @@ from effuse.core.machine import Machine
 from effuse.core.params import Params
 from effuse.core.wire import each_params, through_wire
 from effuse.core.workbench import Client, Workbench
+from effuse.engines.slots import in_slots
 from effuse.engines.state import Snapshots
 from effuse.engines.worker import Worker
 
@@ -26,16 +27,20 @@ class InProcess(Federation):
         self,
         algorithm: Algorithm,
         shards: Sequence[Shard],
-        machine: Machine,
-        *,
+        *machines: Machine,
         rounds: int,
         seed: int,
         wire: str = "fp32",
         snapshots: Callable[[int], Snapshots],
     ) -> None:
-        super().__init__(algorithm, range(len(shards)), Workbench(machine, rounds), seed, wire)
+        super().__init__(algorithm, range(len(shards)), Workbench(machines[0], rounds), seed, wire)
         self.shards = list(shards)
-        self.worker = Worker(algorithm, seed, lambda k: Client(machine, rounds, k, self.shards[k]), snapshots, wire)
+        # one worker per machine: several clients may be at work at a time
+        self.workers = [Worker(algorithm, seed, self._clients(machine), snapshots, wire) for machine in machines]
+        self.worker = self.workers[0]
+
+    def _clients(self, machine: Machine) -> Callable[[int], Client]:
+        return lambda k: Client(machine, self.rounds, k, self.shards[k])
 
     def pool(self) -> Shard:
         # in the data set's own order, so that the pool does not depend on how it was dealt out
@@ -59,11 +64,13 @@ class Simulator(InProcess):
         return self._perform(job, orders, {k: arriving[id(m)] for k, m in messages.items()})
 
     def _perform(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
-        for client, order in orders.items():
+        def one(worker: Worker, client: int) -> tuple[Any, str | None]:
             with Untouched(messages[client], f"job '{job.name}' of {self.algorithm.name}", thorough=not self._proven[job.name]):
-                reply, snapshot = self.worker.perform(order, messages[client])
+                reply, snapshot = worker.perform(orders[client], messages[client])
             self._proven[job.name] = True
-            reply = through_wire(reply, self.wire)
+            return through_wire(reply, self.wire), snapshot
+
+        for client, (reply, snapshot) in in_slots(one, list(orders), self.workers):
             self._charge("up", client, reply)
             yield client, reply, snapshot
 

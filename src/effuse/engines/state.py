@@ -8,7 +8,7 @@ from torch import Tensor
 from effuse.core.errors import FederationError, WireError
 from effuse.core.params import Buffers, Params
 from effuse.core.wire import MESSAGES, decode, each_params, encode, is_message, message_name
-from effuse.engines.files import write_atomically
+from effuse.engines.files import write_atomically, writing
 
 KINDS: dict[str, Any] = {"params": Params, "buffers": Buffers, "tensor": Tensor, "scalar": bool | int | float | str | None}
 
@@ -46,7 +46,8 @@ class Snapshots:
         return unpack_state(blob)
 
     def write(self, name: str, state: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path(name), pack_state(state))
 
     def prune(self, keep: set[str | None]) -> None:

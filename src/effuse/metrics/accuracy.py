@@ -5,7 +5,7 @@ from torch import Tensor
 
 from effuse.core.data import Split
 from effuse.core.errors import RecipeError
-from effuse.core.metric import Measurement, Metric, Protocol, Subject
+from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
 from effuse.core.spec import spec, text
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, generated, reference
@@ -20,9 +20,13 @@ class Accuracy(Metric):
 
     split: Split = "test"
 
+    def ready(self, outlook: Outlook) -> None:
+        if not outlook.classifies:
+            raise _no_classifier()
+
     def measure(self, subject: Subject) -> dict[str, Measurement]:
         if subject.predict is None:
-            raise RecipeError("accuracy: this model does not classify; train it with task=classify(), or measure fid")
+            raise _no_classifier()
         dataset = subject.real(self.split)
         right = 0
         for images, labels in zip(dataset.images.split(BATCH), dataset.labels.split(BATCH)):
@@ -43,14 +47,13 @@ class ConditionalAccuracy(Metric):
         if not self.encoder.has_head:
             raise ValueError(f"conditional_accuracy needs class scores, {self.encoder} gives none; use encoder=classifier()")
 
-    def ready(self, conditional: bool) -> None:
-        if not conditional:
-            raise RecipeError("conditional_accuracy: the samples have no labels; use a class-conditional model")
+    def ready(self, outlook: Outlook) -> None:
+        require_labels(self, outlook.conditional)
         self.encoder.ready()
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
         labels = subject.samples(self.n).labels
-        self.ready(conditional=labels is not None)
+        require_labels(self, labels is not None)
         assert labels is not None
         value = _share(generated(subject, self.encoder, self.n).logits, labels)
         own = _share(reference(subject, self.encoder, "test").logits, subject.test.labels)
@@ -66,6 +69,16 @@ class ConditionalAccuracy(Metric):
         }
         warning = None if own >= TRUSTED else f"the classifier itself is right on {own:.1%} of held-out real images only"
         return {"conditional_accuracy": Measurement(value, protocol, warning)}
+
+
+def require_labels(metric: Metric, labelled: bool) -> None:
+    """Refuse samples of which nobody knows what they should show."""
+    if not labelled:
+        raise RecipeError(f"{metric.name}: the samples have no labels; use a class-conditional model")
+
+
+def _no_classifier() -> RecipeError:
+    return RecipeError("accuracy: this model does not classify; train it with task=classify(), or measure fid")
 
 
 def _share(logits: Tensor | None, labels: Tensor) -> float:

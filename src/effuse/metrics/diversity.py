@@ -7,8 +7,9 @@ from torch import Tensor
 
 from effuse.core.data import Split
 from effuse.core.errors import RecipeError
-from effuse.core.metric import Measurement, Metric, Protocol, Subject
+from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
 from effuse.core.spec import spec
+from effuse.metrics.accuracy import require_labels
 from effuse.metrics.distances import mean_pairwise
 from effuse.metrics.encoders import stored
 
@@ -20,13 +21,14 @@ class Diversity(Metric):
     n: Annotated[int, Field(ge=2)] = 500
     split: Split = "test"
 
-    def ready(self, conditional: bool) -> None:
-        if not conditional:
-            raise RecipeError("diversity: the samples have no labels; use a class-conditional model")
+    def ready(self, outlook: Outlook) -> None:
+        require_labels(self, outlook.conditional)
+        if self.n <= outlook.classes:  # labels are drawn in turn
+            raise RecipeError(f"diversity: {self.n} samples of {outlook.classes} classes have no two of one class; raise n")
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
         made, real = subject.samples(self.n), subject.real(self.split)
-        self.ready(conditional=made.labels is not None)
+        require_labels(self, made.labels is not None)
         assert made.labels is not None
         made_flat = stored(made.pixels, clipped=False).flatten(1)
         real_flat = stored(real.floats(real.images.cpu()), clipped=False).flatten(1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from effuse.core.data import Split
 from effuse.core.errors import RecipeError
-from effuse.core.metric import Measurement, Metric, Protocol, Subject
+from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
 from effuse.core.spec import spec, text
 from effuse.metrics import distances
 from effuse.metrics.classifier import Classifier
@@ -28,7 +28,15 @@ class Fidelity(Metric, ABC):
     reference: AtLeastTwo | None = None  # how many of them; None for all
     clipped: bool = False  # write images as FedDiffuse does, all below mid-grey black
 
-    def ready(self, conditional: bool) -> None:
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key(self.name),)
+
+    def ready(self, outlook: Outlook) -> None:
+        there = outlook.real[self.split]
+        if self.reference is not None and self.reference > there:
+            split = f"the {self.split} split has {there} images"
+            raise RecipeError(f"{self.name}: reference={self.reference}, but {split}; lower it")
         self.encoder.ready()
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
@@ -95,10 +103,21 @@ class PrecisionRecall(Fidelity):
 
     k: PositiveInt = 3
 
-    def compare(self, made: Encoding, real: Encoding, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
-        fewest = min(len(made.features), len(real.features))
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key("precision"), self.key("recall"))
+
+    def ready(self, outlook: Outlook) -> None:
+        super().ready(outlook)
+        self._require_neighbours(self.reference or outlook.real[self.split])
+
+    def _require_neighbours(self, real: int) -> None:
+        fewest = min(self.n, real)
         if fewest <= self.k:
             raise RecipeError(f"precision_recall: {fewest} images have no {self.k} neighbours each; raise n or lower k")
+
+    def compare(self, made: Encoding, real: Encoding, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        self._require_neighbours(len(real.features))
         precision, recall = distances.precision_recall(made.features, real.features, self.k)
         protocol = protocol | {"k": self.k}
         return {self.key("precision"): Measurement(precision, protocol), self.key("recall"): Measurement(recall, protocol)}
@@ -118,7 +137,11 @@ class InceptionScore(Metric):
         if self.splits > self.n:
             raise ValueError(f"inception_score cannot split {self.n} images into {self.splits} parts; lower splits")
 
-    def ready(self, conditional: bool) -> None:
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (f"inception_score_{self.encoder.name}",)
+
+    def ready(self, outlook: Outlook) -> None:
         self.encoder.ready()
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
@@ -135,4 +158,4 @@ class InceptionScore(Metric):
             "spread": float(scores.std(correction=0)),
             "data": subject.data,
         }
-        return {f"inception_score_{self.encoder.name}": Measurement(float(scores.mean()), protocol)}
+        return {self.keys[0]: Measurement(float(scores.mean()), protocol)}

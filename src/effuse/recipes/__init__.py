@@ -8,6 +8,8 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 
+import pydantic
+
 from effuse.core.errors import RecipeError, nearest
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import Call, build, parse
@@ -29,7 +31,9 @@ def catalogue() -> dict[str, Callable[..., Recipe]]:
 
 def find_recipe(source: str) -> tuple[str, Recipe]:
     """The recipe behind a name, a call, or the path of a manifest; and what to call it."""
-    if source.endswith(".json") or Path(source).is_dir():
+    # a recipe's name wins over a folder that happens to be called the same
+    path = source.endswith(".json") or ("/" in source and "(" not in source)
+    if path or (source not in catalogue() and Path(source).is_dir()):
         manifest = read_manifest(Path(source))
         return str(manifest.get("name") or "run"), Recipe.restore(manifest["recipe"])
     call = parse(source)
@@ -40,6 +44,8 @@ def find_recipe(source: str) -> tuple[str, Recipe]:
         raise RecipeError(f"no recipe '{call.name}'; {nearest(call.name, catalogue())}")
     hints = typing.get_type_hints(function)
     names = list(inspect.signature(function).parameters)
+    if len(call.args) > len(names):
+        raise RecipeError(f"recipe {call.name} takes {len(names) or 'no'} arguments, got {len(call.args)}")
     given = dict(zip(names, call.args)) | dict(call.kwargs)
     for key in given:
         if key not in names:
@@ -49,4 +55,10 @@ def find_recipe(source: str) -> tuple[str, Recipe]:
         choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else ()
         if choices and given[key] not in choices:
             raise RecipeError(f"recipe {call.name}: {key}={given[key]!r}; {nearest(str(given[key]), map(str, choices))}")
-    return call.name, function(**given)
+    strict = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+    try:
+        return call.name, pydantic.validate_call(function, config=strict)(**given)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RecipeError(f"recipe {call.name}: {place}: {first['msg'][0].lower() + first['msg'][1:]}") from None

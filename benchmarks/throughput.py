@@ -1,0 +1,222 @@
+"""Training and sampling speed, side by side in one run: two plain loops, effuse eager, effuse fast.
+
+    python benchmarks/throughput.py [--quick] [--json] [--only 3M|36M] [--clients 1,5,20]
+
+`plain` is the loop of public code: eager fp32, a DataLoader, a deep-copied model per client. `strong` is a careful one: bf16 autocast, TF32,
+channels-last, compile, fused Adam, data on the device. The arithmetic floor counts three forward passes an image (forward, and twice that backward)
+at the matrix rate measured here.
+"""
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from effuse.core.captured import Captured
+from effuse.core.data import Dataset, Shape, Shard
+from effuse.core.machine import Eager, Work
+from effuse.core.model import Arch
+from effuse.core.rng import Stream
+from effuse.core.solvers import Adam
+from effuse.diffusion.objective import Denoise
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines.slots import in_slots
+from effuse.metrics.cost import macs
+from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.unet import CifarUnet
+
+BATCH = 128
+ARCHS: dict[str, Arch] = {
+    "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
+    "36M": CifarUnet().resolved(Shape(32, 3, 10)),
+}
+TASK = Denoise()
+
+
+def synthetic(arch: Arch, n: int, device: torch.device) -> Dataset:
+    shape = arch.shape
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (n, shape.channels, shape.side, shape.side), dtype=torch.uint8, generator=generator)
+    return Dataset(images, torch.randint(0, 10, (n,), generator=generator), tuple("0123456789")).to(device)
+
+
+def alpha_bar(device: torch.device) -> torch.Tensor:
+    return torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0).to(device)
+
+
+def loss_of(net: Callable[..., torch.Tensor], x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    t = torch.randint(0, 1000, (len(x),), device=x.device)
+    noise = torch.randn_like(x)
+    a = table[t][:, None, None, None]
+    return nn.functional.mse_loss(net(a.sqrt() * x + (1 - a).sqrt() * noise, t, None).float(), noise)
+
+
+def plain(arch: Arch, device: torch.device, clients: int, steps: int) -> Callable[[], int]:
+    """What public code does."""
+    data = synthetic(arch, BATCH * steps, torch.device("cpu"))
+    loader = DataLoader(TensorDataset(data.floats(data.images)), BATCH, shuffle=True)
+    table = alpha_bar(device)
+    server = arch.build().to(device)
+
+    def round() -> int:
+        for _ in range(clients):
+            net = copy.deepcopy(server)
+            optimiser = torch.optim.Adam(net.parameters(), 1e-4)
+            for (x,) in loader:
+                loss = loss_of(net, x.to(device), table)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                loss.item()
+        return clients * steps * BATCH
+
+    return round
+
+
+def strong(arch: Arch, device: torch.device, clients: int, steps: int) -> Callable[[], int]:
+    """What a careful engineer does without changing the loop."""
+    data = synthetic(arch, BATCH * steps, device)
+    images = data.floats(data.images).contiguous(memory_format=torch.channels_last)
+    table = alpha_bar(device)
+    server = arch.build().to(device)
+    net = arch.build().to(device, memory_format=torch.channels_last)
+    run = torch.compile(net, dynamic=False)
+    optimiser = torch.optim.Adam(net.parameters(), 1e-4, fused=True)
+
+    def round() -> int:
+        for _ in range(clients):
+            net.load_state_dict(server.state_dict())
+            optimiser.state.clear()
+            for rows in torch.randperm(len(images), device=device).split(BATCH):
+                with torch.autocast(device.type, torch.bfloat16):
+                    loss = loss_of(run, images[rows], table)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+        return clients * steps * BATCH
+
+    return round
+
+
+def ours(machines: Sequence[Eager], arch: Arch, clients: int, steps: int) -> Callable[[], int]:
+    """What the simulator does: as many clients at a time as there are machines."""
+    data = synthetic(arch, BATCH * steps, machines[0].device)
+    model = arch.initial(Stream((0,))).to(machines[0].device)
+    solver = Adam(lr=1e-4, batch=BATCH, epochs=1)
+
+    def one(machine: Eager, k: int) -> int:
+        machine.release()
+        net = machine.load(model)
+        net.arch = arch
+        work = Work(solver=solver, shard=Shard.whole(data), lr=1e-4, stream=Stream((k,)), place=k, where="")
+        return machine.fit(net, work)[0].images
+
+    return lambda: sum(images for _, images in in_slots(one, range(clients), machines))
+
+
+def sampling(machine: Eager, arch: Arch, n: int, steps: int) -> Callable[[], int]:
+    model = arch.initial(Stream((0,))).to(machine.device)
+    sampler = Ancestral(batch=n, steps=steps)
+
+    def draw() -> int:
+        machine.release()
+        machine.generate(machine.load(model), arch, n, sampler, None, Stream((1,)))
+        return n * steps
+
+    return draw
+
+
+def rate(work: Callable[[], int], device: torch.device, repeat: int) -> dict[str, float]:
+    """Things per second, best of `repeat`, and the seconds that the first call took."""
+    began = time.perf_counter()
+    work()
+    _wait(device)
+    first = time.perf_counter() - began
+    best = 0.0
+    for _ in range(repeat):
+        began = time.perf_counter()
+        done = work()
+        _wait(device)
+        best = max(best, done / (time.perf_counter() - began))
+    return {"per_second": best, "first_call_seconds": first}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Multiply-adds a second of a large bf16 product."""
+    n = 8192 if device.type == "cuda" else 512
+    a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    for _ in range(3):
+        a @ a
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(10):
+        a @ a
+    _wait(device)
+    return 10 * n**3 / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few steps, one client count")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--only", choices=list(ARCHS), help="one network")
+    parser.add_argument("--clients", default="5", help="client counts, such as 1,5,20")
+    parser.add_argument("--variants", default="plain,strong,eager,graph,compile,slots", help="which loops to time")
+    parser.add_argument("--slots", type=int, default=5, help="clients at a time in the variant `slots`")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args()
+    device = torch.device(asked.device)
+    torch.set_num_threads(2)
+    ceiling = matrix_rate(device)
+    rows: list[dict[str, Any]] = []
+    for name in [asked.only] if asked.only else list(ARCHS):
+        arch = ARCHS[name]
+        floor = ceiling / (3 * macs(arch))
+        for clients in map(int, asked.clients.split(",")):
+            steps, repeat = (2, 1) if asked.quick else (40, 2)
+            makers: dict[str, Callable[[], Callable[[], int]]] = {
+                "plain": lambda: plain(arch, device, clients, steps),
+                "strong": lambda: strong(arch, device, clients, steps),
+                "eager": lambda: ours([Eager(device, TASK)], arch, clients, steps),
+                "graph": lambda: ours([Captured(device, TASK, compiled=False)], arch, clients, steps),
+                "compile": lambda: ours([Captured(device, TASK)], arch, clients, steps),
+                "slots": lambda: ours([Captured(device, TASK) for _ in range(asked.slots)], arch, clients, steps),
+            }
+            if device.type != "cuda":
+                makers = {k: makers[k] for k in ("plain", "eager")}
+            for variant in asked.variants.split(","):
+                if variant in makers:
+                    row = {"network": name, "what": "train", "variant": variant, "clients": clients, "floor": floor}
+                    rows.append(row | rate(makers[variant](), device, repeat))
+                    tell(rows[-1], asked.json)
+        if device.type == "cuda":
+            for variant, machine in (("eager", Eager(device, TASK)), ("compile", Captured(device, TASK))):
+                if variant in asked.variants:
+                    row = {"network": name, "what": "sample", "variant": variant, "clients": 1, "floor": 3 * floor}
+                    rows.append(row | rate(sampling(machine, arch, 1000, 5 if asked.quick else 50), device, 1))
+                    tell(rows[-1], asked.json)
+    if asked.json:
+        print(json.dumps({"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "torch": torch.__version__,
+                          "matrix_macs_per_second": ceiling, "rows": rows}))  # fmt: skip
+
+
+def tell(row: dict[str, Any], silent: bool) -> None:
+    if not silent:
+        print(f"{row['network']:>4} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: {row['per_second']:>10,.0f} images/s, "
+              f"{100 * row['per_second'] / row['floor']:.1f} % of the floor, first call {row['first_call_seconds']:.0f} s", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""The captured machine: a training step or a network evaluation is recorded once as a CUDA graph and replayed ever after.
+
+On one GPU a round of a small U-Net is bound by Python and kernel launches, not by arithmetic. Here the step (forward, loss, backward,
+direction, clipping, optimiser) works on static buffers; a client's weights, data and randomness are copied in before each replay, so one
+recording per (network, solver, loss, direction, batch shape) serves every client of every round.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.data import Dataset
+from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, restore
+from effuse.core.metric import Images
+from effuse.core.model import Arch
+from effuse.core.params import Params
+from effuse.core.rng import Stream, keyed
+from effuse.core.sampler import Sampler
+from effuse.core.solvers import Fit, Solver
+from effuse.core.task import Batch, Net, Task
+
+RECORDING = threading.Lock()  # one recording at a time in a process
+WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
+
+
+class Captured(Eager):
+    """A GPU whose steps are CUDA graphs in bf16; weights and optimiser state stay fp32."""
+
+    def __init__(self, device: torch.device, task: Task, compiled: bool = True) -> None:
+        super().__init__(device, task)
+        self.compiled = compiled
+        self.captures = 0  # recordings made, for whoever checks that there are few
+        self._steps: dict[Any, TrainingStep] = {}
+        self._evaluations: dict[Any, Evaluation] = {}
+
+    def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
+            return super().fit(net, work)  # padding would enter its statistics
+        key = step_key(net.arch, work)  # type: ignore[arg-type]
+        if key not in self._steps:
+            with RECORDING:
+                self._steps[key] = TrainingStep(self, net.arch, work)  # type: ignore[arg-type]
+            self.captures += 1
+        step = self._steps[key]
+        if not step.draws:
+            return step.run(net, work)
+        with keyed(work.stream.child("dropout")):
+            return step.run(net, work)
+
+    def generate(self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+        return super().generate(_Recorded(self, net, arch), arch, n, sampler, labels, stream)  # type: ignore[arg-type]
+
+    def network(self, arch: Arch) -> nn.Module:
+        """A network of a recording's own, laid out for the tensor cores."""
+        with keyed(Stream(("blank",))), torch.device(self.device):
+            return arch.build().to(memory_format=torch.channels_last)
+
+    def faster(self, module: nn.Module) -> Any:
+        return torch.compile(module, dynamic=False) if self.compiled else module
+
+
+class TrainingStep:
+    """One recorded step over static buffers."""
+
+    def __init__(self, machine: Captured, arch: Arch, work: Work) -> None:
+        self.machine, self.task, self.solver, device = machine, machine.task, work.solver, machine.device
+        data, size = work.shard.dataset, work.solver.batch
+        self.net = machine.network(arch).train()
+        self.params = dict(self.net.named_parameters())
+        self.lr = torch.zeros((), device=device)
+        self.optimiser = self.solver.optimiser(list(self.params.values()), self.lr)
+        self.given = {k: _buffer(v, device) for k, v in work.given.items()}
+        self.average = {k: torch.zeros_like(p) for k, p in self.params.items()} if self.solver.ema else None
+        self.stored = torch.zeros((size, *data.images.shape[1:]), dtype=data.images.dtype, device=device)
+        self.labels = torch.zeros(size, dtype=torch.int64, device=device)
+        self.weight = torch.ones(size, device=device)
+        self.mirrored = torch.zeros(size, dtype=torch.bool, device=device) if data.flip else None
+        generator = Stream(("capture",)).torch(device)
+        image = data.images.shape[1:]
+        self.drawn = {k: v.contiguous().clone() for k, v in self.task.draw(size, image, self.labels, generator).items()}
+        self.loss = torch.zeros((), device=device)
+        self.draws = draws_inside(self.net)
+        self._record(work, data)
+
+    def _record(self, work: Work, data: Dataset) -> None:
+        call = Net(self.net, run=self.machine.faster(self.net))
+        loss_of = work.loss or own_loss
+
+        def step() -> None:
+            x = data.floats(self.stored)
+            if self.mirrored is not None:
+                x = torch.where(self.mirrored[:, None, None, None], x.flip(-1), x)
+            batch = Batch(x.contiguous(memory_format=torch.channels_last), self.labels, self.task, self.drawn, self.weight)
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                loss = loss_of(call, batch, self.given)
+            descend(loss, self.params, self.optimiser, work, self.given, self.average)
+            self.loss.copy_(loss.detach())
+
+        self.graph = recorded(step)
+
+    @torch.no_grad()
+    def run(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
+        """Play a whole fit: weights in, steps, weights out."""
+        theirs = dict(net.named_parameters())
+        ours = list(self.params.values())
+        torch._foreach_copy_(ours, list(theirs.values()))
+        self._reset(work)
+        data, size, device = work.shard.dataset, self.solver.batch, self.machine.device
+        rows, sizes = padded_rows(work)
+        rows = rows.to(data.images.device)
+        generator = work.stream.child("draw").torch(device)
+        losses = torch.zeros(len(sizes), device=device)
+        last = 0
+        for i, n in enumerate(sizes):
+            torch.index_select(data.images, 0, rows[i], out=self.stored)
+            torch.index_select(data.labels, 0, rows[i], out=self.labels)
+            for k, v in self.task.draw(size, data.images.shape[1:], self.labels, generator).items():
+                self.drawn[k].copy_(v)
+            if self.mirrored is not None:
+                torch.lt(torch.rand(size, device=device, generator=generator), 0.5, out=self.mirrored)
+            if n != last:
+                self.weight.fill_(1.0)
+                self.weight[n:] = 0.0
+                last = n
+            self.graph.replay()
+            losses[i].copy_(self.loss)
+            self.machine.meter.trained(n)
+        mean = mean_loss(list(losses.unbind()), sizes, work)
+        torch._foreach_copy_(list(theirs.values()), ours)
+        kept = kept_state(self.optimiser, self.params) if self.solver.state == "kept" else None
+        average = None if self.average is None else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
+        return Fit(len(sizes), sum(sizes), mean, average), kept
+
+    def _reset(self, work: Work) -> None:
+        self.lr.fill_(work.lr)
+        for value in (v for state in self.optimiser.state.values() for v in state.values() if isinstance(v, Tensor)):
+            value.zero_()
+        if work.optimiser is not None:
+            restore(self.optimiser, self.params, work.optimiser)
+        for k, v in work.given.items():
+            _fill(self.given[k], v)
+        if self.average is not None:
+            start = work.average or self.params
+            for k, t in self.average.items():
+                t.copy_(start[k])
+
+
+class Evaluation:
+    """One recorded network evaluation, for sampling."""
+
+    def __init__(self, machine: Captured, arch: Arch, x: Tensor, labels: bool) -> None:
+        device = machine.device
+        self.net = machine.network(arch).eval()
+        self.x = torch.zeros_like(x)
+        self.t = torch.zeros(len(x), dtype=torch.int64, device=device)
+        self.labels = torch.zeros(len(x), dtype=torch.int64, device=device) if labels else None
+        self.out = torch.zeros_like(x)
+        run = machine.faster(self.net)
+
+        @torch.no_grad()
+        def evaluate() -> None:
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                y = run(self.x.contiguous(memory_format=torch.channels_last), self.t, self.labels)
+            self.out.copy_(y)
+
+        self.graph = recorded(evaluate)
+
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        self.x.copy_(x)
+        self.t.copy_(t)
+        if self.labels is not None and labels is not None:
+            self.labels.copy_(labels)
+        self.graph.replay()
+        return self.out
+
+
+class _Recorded:
+    """Stands in for a network: every batch shape has its own recording, filled with the network's present weights."""
+
+    def __init__(self, machine: Captured, net: nn.Module, arch: Arch) -> None:
+        self.machine, self.net, self.arch = machine, net, arch
+        self.filled: set[int] = set()
+
+    def eval(self) -> None:
+        self.net.eval()
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        key = (self.arch, tuple(x.shape), labels is not None)
+        found = self.machine._evaluations.get(key)
+        if found is None:
+            found = self.machine._evaluations[key] = Evaluation(self.machine, self.arch, x, labels is not None)
+            self.machine.captures += 1
+        if id(found) not in self.filled:
+            own, theirs = dict(found.net.named_parameters()), dict(self.net.named_parameters())
+            torch._foreach_copy_(list(own.values()), list(theirs.values()))
+            self.filled.add(id(found))
+        return found(x, t, labels)
+
+
+def draws_inside(net: nn.Module) -> bool:
+    """Whether a step draws from torch's default generator, of which a process has only one."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())
+
+
+def recorded(step: Any) -> torch.cuda.CUDAGraph:
+    """Warm up on a side stream, then record."""
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # other slots may be at work in their threads: only this thread's calls are checked
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return graph
+
+
+def step_key(arch: Arch, work: Work) -> tuple[Any, ...]:
+    """What makes two fits the same recording: all but weights, data, rates and amounts of work."""
+    data = work.shard.dataset
+    given = tuple((k, tuple(v.items() and v) if isinstance(v, Params) else type(v).__name__) for k, v in sorted(work.given.items()))
+    return (
+        arch, kind_of(work.solver), work.loss, work.direction, given,
+        tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip,
+    )  # fmt: skip
+
+
+def kind_of(solver: Solver) -> Solver:
+    """A solver without what may differ from fit to fit."""
+    return dataclasses.replace(solver, lr=1.0, epochs=None, steps=1, schedule=type(solver).schedule, state="fresh")
+
+
+def padded_rows(work: Work) -> tuple[Tensor, list[int]]:
+    """The rows of every batch, ragged ones filled up with their first row, and how many of each are real."""
+    size, left = work.solver.batch, work.solver.steps_on(len(work.shard))
+    order = work.stream.child("order").torch()
+    rows: list[Tensor] = []
+    sizes: list[int] = []
+    while left > len(rows):
+        epoch = work.shard.rows[torch.randperm(len(work.shard), generator=order)]
+        for some in epoch.split(size)[: left - len(rows)]:
+            sizes.append(len(some))
+            rows.append(some if len(some) == size else torch.cat([some, some[:1].expand(size - len(some))]))
+    return torch.stack(rows), sizes
+
+
+def _buffer(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Mapping):
+        return Params({k: torch.zeros_like(t, device=device) for k, t in value.items()})
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value, device=device)
+    return torch.zeros((), device=device)
+
+
+def _fill(buffer: Any, value: Any) -> None:
+    if isinstance(buffer, Params):
+        for k, t in buffer.items():
+            t.copy_(value[k])
+    elif isinstance(value, Tensor):
+        buffer.copy_(value)
+    else:
+        buffer.fill_(value)

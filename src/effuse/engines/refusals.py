@@ -1,0 +1,84 @@
+"""What would fail after an hour, refused in the first second: `check`, `run` and `evaluate` ask here before they compute."""
+
+import torch
+
+from effuse.core.data import Dataset
+from effuse.core.errors import RecipeError
+from effuse.core.metric import Outlook
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe
+from effuse.core.rng import Stream
+from effuse.core.task import Batch, Net
+from effuse.models.classify import Classify
+
+
+def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
+    """Raise what training or evaluating a resolved recipe would raise later."""
+    refuse_model(recipe, train)
+    cohort = getattr(recipe.algorithm, "cohort", None)
+    if isinstance(cohort, int) and cohort > recipe.clients:
+        there = f"there are {recipe.clients}"
+        raise RecipeError(f"algorithm.cohort: {cohort} clients a round, but {there}; lower it or raise clients")
+    try_step(recipe, hollow_model(recipe))
+    refuse_evaluation(recipe, train, test)
+
+
+def refuse_model(recipe: Recipe, train: Dataset) -> None:
+    """A network that was fixed for images other than the data's; more classes than the data shows are fine."""
+    ours, theirs = recipe.model.shape, train.shape
+    wrong = [key for key in ("side", "channels") if getattr(ours, key) != getattr(theirs, key)]
+    wrong += ["classes"] if ours.classes < theirs.classes else []
+    for key in wrong:
+        found = getattr(theirs, key)
+        raise RecipeError(f"model.{key}: {getattr(ours, key)}, but the data has {found}; leave it out or transform the data")
+
+
+def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
+    """A sampler or metrics that the task, the model or the data cannot serve."""
+    conditional = getattr(recipe.model, "conditional", False)
+    if recipe.sampler is not None:
+        recipe.sampler.ready(recipe.task, conditional)
+    outlook = Outlook(
+        classifies=isinstance(recipe.task, Classify), conditional=conditional, classes=recipe.model.shape.classes,
+        real={"train": len(train), "test": len(test)},
+    )  # fmt: skip
+    stored: dict[str, object] = {}
+    for metric in recipe.evaluate.metrics:
+        if metric.samples and recipe.sampler is None:
+            raise RecipeError(f"evaluate.metrics: {metric} looks at samples, but there is no sampler; set sampler=ddim()")
+        if not metric.samples and recipe.algorithm.personal:
+            raise RecipeError(
+                f"evaluate.metrics: {metric} looks at a model, but those of {recipe.algorithm.name} stay with its clients; "
+                "use a metric of samples, such as fid()"
+            )
+        metric.ready(outlook)
+        for key in metric.keys:
+            if key in stored:
+                raise RecipeError(
+                    f"evaluate.metrics: {stored[key]} and {metric} would both be stored as '{key}'; keep one of them, "
+                    "and measure the other with `effuse evaluate`"
+                )
+            stored[key] = metric
+
+
+def hollow_model(recipe: Recipe) -> Model:
+    """The initial model as shapes."""
+    with torch.device("meta"):
+        return recipe.model.initial(Stream(("rehearsal",)))
+
+
+def try_step(recipe: Recipe, model: Model) -> None:
+    """One forward pass on shapes: a task that does not fit its network fails here and not after an hour."""
+    shape = model.arch.shape
+    image = torch.Size((shape.channels, shape.side, shape.side))
+    labels = torch.zeros(2, dtype=torch.int64)
+    drawn = recipe.task.draw(2, image, labels, torch.Generator().manual_seed(0))
+    with torch.device("meta"):
+        net = model.arch.build()
+    x = torch.empty((2, *image), device="meta")
+    batch = Batch(x, labels.to("meta"), recipe.task, {k: v.to("meta") for k, v in drawn.items()})
+    try:
+        recipe.task.loss(Net(net), batch)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        why = str(error).splitlines()[0]
+        raise RecipeError(f"task {recipe.task} does not fit model {recipe.model.name} ({why}); change one of them") from None

@@ -1,0 +1,517 @@
+"""What is wrong ends in one sentence (place, value, remedy) and a non-zero exit code, with the last checkpoint intact."""
+
+import errno
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from toy import ToyStateful, toy_recipe
+
+from effuse.algorithms.localonly import LocalOnly
+from effuse.cli import main
+from effuse.core.machine import Eager
+from effuse.core.recipe import Evaluate
+from effuse.core.solvers import Adam
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines import driver, files
+from effuse.engines.folder import RunFolder
+from effuse.models import saved
+from effuse.recipes import catalogue
+
+ADAM = Adam(lr=1e-2, batch=8, epochs=1)
+SAMPLED = {"evaluate": Evaluate(grid=2, every=2), "sampler": Ancestral(batch=2)}
+UNFINISHED = "RunError: run is not finished and has no model yet; finish it with `effuse resume run`"
+
+
+@pytest.fixture(autouse=True)
+def checkpoint_every_round(monkeypatch):
+    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of two classes with ten small pictures each."""
+    for label in ("cats", "dogs"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for i in range(10):
+            Image.fromarray(np.full((4, 4), 9 * i, np.uint8)).save(tmp_path / "pictures" / label / f"{i}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def train_on(effuse, toy_file):
+    """Run the toy federation on other data."""
+    return lambda data, *options: effuse(f"run {toy_file()} --set 'data={data}' {' '.join(options)} --out run")
+
+
+# data
+
+
+def test_good_pictures_are_no_error(train_on, pictures):
+    """So that the refusals below say something."""
+    assert train_on(f'folder("{pictures}")').code == 0
+
+
+def test_a_corrupt_image(train_on, pictures):
+    (pictures / "dogs" / "3.png").write_bytes(b"this is no picture")
+    told = train_on(f'folder("{pictures}")').sentence
+    assert f"DataError: {pictures}/dogs/3.png: cannot be read as an image" in told and "replace or remove the file" in told
+    assert not Path("run").exists(), "nothing was begun"
+
+
+def test_a_truncated_image(train_on, pictures):
+    file = pictures / "cats" / "7.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 4), np.uint8)).save(file)
+    file.write_bytes(file.read_bytes()[:50])
+    assert f"{file}: cannot be read as an image" in train_on(f'folder("{pictures}")').sentence
+
+
+def test_an_image_that_may_not_be_read(train_on, pictures, monkeypatch):
+    """The refusal is made up: a superuser who runs the tests may read everything."""
+    opened = Image.open
+
+    def refuse(path, *args):
+        if path == pictures / "cats" / "1.png":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *args)
+
+    monkeypatch.setattr(Image, "open", refuse)
+    told = train_on(f'folder("{pictures}")').sentence
+    assert f"DataError: {pictures}/cats/1.png: cannot be read as an image" in told and "Permission denied" in told
+
+
+def test_images_of_mixed_sizes_need_resize(train_on, pictures):
+    Image.fromarray(np.zeros((6, 6), np.uint8)).save(pictures / "dogs" / "0.png")
+    told = train_on(f'folder("{pictures}")').sentence
+    assert "6x6 pixels" in told and "has 4x4" in told and "add resize(side=...)" in told
+    assert train_on(f'folder("{pictures}", transforms=[resize(4)])').code == 0
+
+
+def npz(path, **changes):
+    arrays = {"train_images": np.zeros((20, 4, 4), np.uint8), "train_labels": np.arange(20) % 2}
+    arrays |= {"test_images": np.zeros((4, 4, 4), np.uint8), "test_labels": np.arange(4) % 2}
+    np.savez(path, **(arrays | changes))
+    return path
+
+
+def test_labels_out_of_range(train_on, tmp_path):
+    path = npz(tmp_path / "a.npz", train_labels=np.array([0, 1] * 9 + [0, 7]))
+    told = train_on(f'npz("{path}", classes=["dark", "light"])').sentence
+    assert f"{path}" in told and "row 19 has label 7; 2 classes are numbered 0 to 1" in told
+
+
+def test_a_truncated_archive(train_on, tmp_path):
+    path = npz(tmp_path / "a.npz")
+    path.write_bytes(path.read_bytes()[:-100])
+    assert f"DataError: {path}: " in train_on(f'npz("{path}")').sentence
+
+
+def test_a_truncated_idx_file(train_on, tmp_path, monkeypatch):
+    monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    blob = gzip.compress(bytes([0, 0, 8, 3]) + b"\0\0\0\x0a" + b"\0\0\0\x04" * 2 + bytes(160))
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(blob[:-9])
+    told = train_on("mnist()").sentence
+    assert "mnist/train-images-idx3-ubyte.gz: cannot be read" in told and "fetch the file again" in told
+
+
+def test_a_missing_data_set_says_how_to_get_it(effuse, train_on, tmp_path, monkeypatch):
+    told = train_on("fashion_mnist()").sentence
+    assert "EFFUSE_DATA is not set" in told and "https://github.com/zalandoresearch/fashion-mnist" in told
+    monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
+    assert f"{tmp_path}/cifar10.npz: not found" in effuse("check demo --set 'data=cifar10()'").sentence
+    assert "/no/such/folder: not found" in train_on('folder("/no/such/folder")').sentence
+
+
+def test_a_client_with_no_data(effuse, shrunk):
+    """Bounded retries, then the bounds that could be relaxed."""
+    told = effuse(f"run demo {shrunk} --set 'partition=label_skew(beta=0.01, minimum=280, tries=5)' --out run").sentence
+    assert "in 5 draws one of 5 clients always had fewer than minimum=280 images; lower minimum or clients" in told
+    told = effuse(f"run demo {shrunk} --set clients=2000 --out run").sentence
+    assert "1442 images cannot be dealt to 2000 clients; lower clients" in told
+    assert not Path("run").exists()
+
+
+# training
+
+
+def test_nan_in_training(effuse, toy_file):
+    """A learning rate that throws the weights out of range: told where, and the last checkpoint can still be read."""
+    told = effuse(f"run {toy_file(rounds=9)} --set algorithm.local.lr=1e15 --out run").sentence
+    assert told.startswith("TrainingError: round ") and "lower the learning rate" in told and "set clip" in told
+    rounds = len(RunFolder("run").records())
+    if rounds:
+        assert RunFolder("run").load_checkpoint().t == rounds
+    assert effuse("resume run").sentence == told, "going on ends where it ended"
+
+
+def test_a_model_that_draws_no_numbers(effuse, toy_file):
+    """One huge step leaves finite weights whose pictures are not; black squares would hide that."""
+    recipe = toy_file(rounds=1, algorithm=toy_recipe().algorithm, **SAMPLED)
+    told = effuse(f"run {recipe} --set 'algorithm.local=sgd(lr=1e36, batch=40, steps=1)' --out run").sentence
+    assert told.startswith("TrainingError: ") and "lower" in told
+
+
+def test_more_than_the_memory(effuse, toy_file):
+    told = effuse(f"run {toy_file()} --set algorithm.local.batch=10000000000000 --out run").sentence
+    assert told.startswith("not enough memory") and "lower algorithm.local.batch" in told
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 9, 13])
+def test_a_full_disk(effuse, toy_file, monkeypatch, n):
+    """No space from the n-th file on: manifest, client states, checkpoints; then space again."""
+    recipe = toy_file(algorithm=ToyStateful(local=ADAM), rounds=3, **SAMPLED)
+    whole = effuse(f"run {recipe} --out whole --json").json
+    fsync, calls = os.fsync, []
+
+    def full(handle):
+        if not os.path.isdir(f"/proc/self/fd/{handle}"):
+            calls.append(handle)
+            if len(calls) >= n:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        told = effuse(f"run {recipe} --out run").sentence
+    assert told.startswith("RunError: run/") and "the disk is full; free some space, then `effuse resume`" in told
+    assert not [p for p in Path("run").rglob(".*") if p.name != ".lock"], "half a file stayed behind"
+    checkpoints = sorted(Path("run/checkpoints").glob("*")) if n > 1 else []
+    if checkpoints:
+        assert RunFolder("run").load_checkpoint().t == int(checkpoints[-1].stem)
+    again = effuse("resume run --json") if n > 1 else effuse(f"run {recipe} --out run --json")
+    assert again.json["weights_sha256"] == whole["weights_sha256"]
+    assert (len(checkpoints) > 0) == (n > 5), "the cases before and after the first checkpoint are both tried"
+
+
+def test_a_disk_that_is_full_for_a_line(effuse, toy_file, monkeypatch):
+    """The operating system's own refusal: a link to the device on which nothing has room."""
+    Path("run").mkdir()
+    Path("run/rounds.jsonl").symlink_to("/dev/full")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "_cut", lambda folder, size: None)  # a device cannot be cut
+        told = effuse(f"run {toy_file()} --out run").sentence
+    assert told.startswith("RunError: run/rounds.jsonl: the disk is full")
+    Path("run/rounds.jsonl").unlink()
+    whole = effuse(f"run {toy_file()} --out whole --json").json
+    assert effuse("resume run --json").json["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.parametrize("place", ["picture", "model"])
+def test_a_disk_that_is_full_for_a_library(effuse, toy_file, monkeypatch, place):
+    """Pillow and safetensors write for us; the latter tells the system's refusal in its own words."""
+    recipe = toy_file(**SAMPLED)
+
+    def refuse(*args, **kwargs):
+        if place == "picture":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise saved.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((Image.Image, "save", refuse) if place == "picture" else (saved, "save_file", refuse)))
+        told = effuse(f"run {recipe} --out run").sentence
+    assert told.startswith("RunError: run/") and "the disk is full" in told
+    assert effuse("sample run").sentence == UNFINISHED
+    whole = effuse(f"run {recipe} --out whole --json").json
+    assert effuse("resume run --json").json["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_folder_that_cannot_be_made(effuse, toy_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in ("file", "file/run"):
+        assert effuse(f"run {toy_file()} --out {out}").sentence.startswith(f"RunError: {out}: ")
+
+
+# runs and their folders
+
+
+def test_a_second_run_into_the_same_folder(effuse, toy_file):
+    first = effuse(f"run {toy_file()} --out run --json").json
+    told = effuse(f"run {toy_file()} --seed 1 --out run").sentence
+    assert told == "RunError: run already holds a run; choose another --out, or go on with `effuse resume run`"
+    assert effuse("resume run --json").json == first
+
+
+def test_a_run_in_progress_is_left_alone(effuse, toy_file):
+    effuse(f"run {toy_file()} --out run")
+    Path("run/result.json").unlink()
+    with RunFolder("run").locked():
+        told = effuse("resume run").sentence
+    assert told == "RunError: run is in use by another effuse process; wait for it or choose another --out"
+
+
+def test_an_unfinished_run_neither_samples_nor_evaluates(effuse, toy_file):
+    effuse(f"run {toy_file(**SAMPLED)} --out run")
+    Path("run/result.json").unlink()
+    for command in ("sample", "evaluate"):
+        assert effuse(f"{command} run").sentence == UNFINISHED
+    assert effuse("resume run").code == 0 and effuse("sample run -n 2").code == 0
+
+
+@pytest.mark.parametrize("command", ["resume", "sample", "evaluate", "run"])
+def test_a_folder_that_is_no_run(effuse, command, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{not json")
+    assert effuse(f"{command} ./empty").sentence == "RunError: empty is not a run folder: it has no manifest.json"
+    assert "RunError: broken/manifest.json is not a manifest: Expecting" in effuse(f"{command} ./broken").sentence
+    told = effuse(f"{command} ./nowhere").sentence
+    assert told == "RunError: nowhere: No such file or directory; give a run folder or the manifest.json in it"
+
+
+def test_a_manifest_that_is_not_ours(effuse, toy_file, tmp_path):
+    def told(command, **changes):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "manifest.json").write_text(json.dumps({"recipe": toy_recipe().saved()} | changes))
+        return effuse(f"{command} run").sentence
+
+    recipe = toy_recipe().saved()
+    assert "RecipeError: manifest: no key 'ronds'; did you mean rounds" in told("run", recipe=recipe | {"ronds": "3"})
+    assert "manifest.data: recipe needs a value for 'data'" in told("run", recipe={})
+    assert "manifest: 'rounds' must be text in the grammar, not int" in told("run", recipe=recipe | {"rounds": 3})
+    assert told("resume") == "RunError: run: its manifest names the engine None; valid: simulator, loopback"
+    assert "model: no arch '__import__'" in told("run", recipe=recipe | {"model": "__import__('os')"})
+    assert "it has no recipe" in told("run", recipe=None)
+
+
+SLOW_TOY = """
+import time, toy
+from effuse.core.machine import Eager
+fit = Eager.fit
+def slow(*args):
+    time.sleep(0.05)
+    return fit(*args)
+Eager.fit = slow
+from effuse.cli import main
+main()
+"""
+
+
+def real(code_or_command, *arguments, **options):
+    """A command in a process of its own."""
+    tests = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*code_or_command, *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options
+    )
+
+
+def test_ctrl_c(effuse, toy_file):
+    """Interrupted in the middle of a round: code 130, how to go on, and then the same end as if nothing had happened."""
+    recipe = toy_file(algorithm=ToyStateful(local=ADAM), rounds=12)
+    process = real([sys.executable, "-c", SLOW_TOY], "run", recipe, "--out", "run")
+    deadline = time.monotonic() + 60
+    while not Path("run/rounds.jsonl").exists() or len(Path("run/rounds.jsonl").read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "effuse: interrupted; `effuse resume run` goes on from the last checkpoint"
+    assert not Path("run/result.json").exists() and 1 <= RunFolder("run").load_checkpoint().t < 12
+    whole = effuse(f"run {recipe} --out whole --json").json
+    assert effuse("resume run --json").json["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_ctrl_c_before_anything_is_there_to_resume(effuse, toy_file, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "refuse", interrupted)
+    answer = effuse(f"run {toy_file()} --out run")
+    assert answer.code == 130 and answer.sentence == "interrupted" and not Path("run").exists()
+    monkeypatch.setattr("effuse.cli.check.rehearse", interrupted)
+    answer = effuse(f"check {toy_file()}")
+    assert answer.code == 130 and answer.sentence == "interrupted"
+
+
+# what cannot work is refused before anything is computed, by `check` and by `run` alike
+
+REFUSED = {
+    "sampler.steps=5000": "sampler.steps: 5000 is more than the 1000 steps of task.schedule",
+    "sampler=ddim(steps=5000, spacing=\"quadratic\")": "sampler.steps: 5000 is more than the 1000 steps",
+    "sampler.batch=0": "sampler.batch: 0 is wrong",
+    "sampler=None": "conditional_accuracy() looks at samples, but there is no sampler",
+    "task=classify()": "task classify() does not fit model unet",
+    "model=resnet()": "does not fit model resnet",
+    "model.conditional=False": "guidance=1 needs a class-conditional model; set guidance=0",
+    "model.side=16": "model.side: 16, but the data has 8",
+    "model.channels=3": "model.channels: 3, but the data has 1",
+    "model.classes=4": "model.classes: 4, but the data has 10",
+    "algorithm.cohort=6": "algorithm.cohort: 6 clients a round, but there are 5",
+    "evaluate.metrics=[accuracy()]": "accuracy: this model does not classify; train it with task=classify()",
+    "evaluate.metrics=[fid()]": "EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is not set; point it at the folder",
+    "evaluate.metrics=[kid(n=9, encoder=classifier()), kid(n=8, encoder=classifier())]": "both be stored as 'kid_",
+    "evaluate.metrics=[fid(reference=400, encoder=classifier())]": "fid: reference=400, but the test split has 355 images",
+    "evaluate.metrics=[precision_recall(n=3, encoder=classifier())]": "3 images have no 3 neighbours each; raise n",
+    "evaluate.metrics=[diversity(n=10)]": "diversity: 10 samples of 10 classes have no two of one class; raise n",
+}
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize("setting", REFUSED)
+def test_refused_before_computing(effuse, command, setting, monkeypatch):
+    monkeypatch.setattr(Eager, "fit", None)
+    monkeypatch.setattr(Eager, "generate", None)
+    assert REFUSED[setting] in effuse(f"{command} demo --set '{setting}'").sentence
+    assert not Path("runs").exists(), "a refused recipe leaves no folder"
+
+
+@pytest.mark.parametrize("metric", ["conditional_accuracy()", "diversity()"])
+def test_metrics_of_labels_need_a_conditional_model(effuse, metric):
+    options = f"--set model.conditional=False --set sampler.guidance=0.0 --set evaluate.metrics=[{metric}]"
+    for command in ("check", "run"):
+        assert "the samples have no labels; use a class-conditional model" in effuse(f"{command} demo {options}").sentence
+
+
+def test_inception_weights_that_are_missing_or_something_else(effuse, tmp_path, monkeypatch):
+    monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
+    assert f"no file {tmp_path}/inception_fid.safetensors" in effuse("check demo --set 'evaluate.metrics=[fid()]'").sentence
+
+
+def test_evaluate_refuses_too(effuse, toy_file, monkeypatch):
+    effuse(f"run {toy_file(**SAMPLED)} --out run")
+    monkeypatch.setattr(Eager, "generate", None)
+    for metrics, words in {
+        "[fid()]": "EFFUSE_DATA is not set",
+        "[accuracy()]": "does not classify",
+        "[diversity()]": "no labels",
+        "[fdi()]": "evaluate.metrics[0]: no metric 'fdi'; did you mean fid?",
+    }.items():
+        assert words in effuse(f"evaluate run --metrics '{metrics}'").sentence
+    assert "model.side: 4, but the data has 6" in effuse("evaluate run --set data.side=6").sentence
+    assert not Path("run/evaluation.json").exists()
+
+
+def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
+    recipe = toy_file(algorithm=LocalOnly(local=ADAM), **SAMPLED)
+    told = effuse(f"run {recipe} --set 'evaluate.metrics=[accuracy()]'").sentence
+    assert "accuracy() looks at a model, but those of local_only stay with its clients" in told
+
+
+# what a newcomer might type
+
+TYPED = {
+    "run": "Missing argument 'RECIPE'; `effuse run --help` shows what there is",
+    "rnu demo": "No such command 'rnu'; did you mean run?",
+    "help": "No such command 'help'; valid: check, evaluate, list, resume, run, sample",
+    "--fast": "No such option '--fast'; ",
+    "run demo --fast": "No such option '--fast'; ",
+    "run demo --round 3": "No such option '--round'; did you mean rounds",
+    "run demo --rounds many": "Invalid value for '--rounds': 'many' is not a valid integer",
+    "run demo --rounds": "Option '--rounds' requires an argument",
+    "run demo extra": "Got unexpected extra argument (extra)",
+    "run dmeo": "RecipeError: no recipe 'dmeo'; did you mean demo?",
+    "run 'demo(1, 2)'": "RecipeError: recipe demo takes no arguments, got 2",
+    "run 'demo(fast=True)'": "RecipeError: recipe demo has no argument 'fast'; it takes none",
+    "run 'demo('": "RecipeError: cannot read 'demo(': expected a literal, a list or name(key=value)",
+    "run 3": "RecipeError: '3' is not a recipe",
+    "run ''": "RunError: . is not a run folder: it has no manifest.json",
+    "run demo --set rounds": "RecipeError: --set rounds: expected KEY=VALUE, such as rounds=2",
+    "run demo --set =3": "RecipeError: --set =3: expected KEY=VALUE",
+    "run demo --set rounds=": "RecipeError: rounds: cannot read ''",
+    "run demo --set ronds=3": "RecipeError: recipe: no key 'ronds'; did you mean rounds",
+    "run demo --set algorithm.local.rl=1": "RecipeError: algorithm.local: no key 'rl'; did you mean lr?",
+    "run demo --set rounds.x=1": "RecipeError: rounds: 40 has no keys of its own",
+    "run demo --set rounds=1.5": "RecipeError: rounds: 1.5 is wrong, input should be a valid integer",
+    "run demo --set rounds=soon": "RecipeError: rounds: 'soon' does not belong here; expected int",
+    "run demo --set algorithm=fedagv": "RecipeError: algorithm: no algorithm 'fedagv'; did you mean fedavg?",
+    "run demo --set algorithm=fedavg": "RecipeError: algorithm.local: fedavg needs a value for 'local'",
+    "run demo --set partition=0.5": "partition: 0.5 is wrong, expected a partition; valid: ",
+    "run demo --set evaluate.metrics=diversity": "'diversity' does not belong here; expected a list, each a metric",
+    "run demo --set evaluate.metrics=[3]": "evaluate.metrics.0: 3 is wrong, expected a metric; valid: ",
+    "run demo --set algorithm.cohort=0": "algorithm.cohort: 0 is wrong, input should be greater than 0",
+    "run demo --set algorithm.cohort=1.5": "algorithm.cohort: 1.5 is wrong, input should be a valid integer or",
+    "run demo --set algorithm.cohort=-0.5": "algorithm.cohort: -0.5 is wrong",
+    "run demo --set wire=fp16": "RecipeError: wire: 'fp16' is wrong, input should be 'fp32' or 'bf16'",
+    "run demo --set 'model=from_pretrained(\"nowhere\")'": "ModelError: no model folder at 'nowhere'; give a run's model/",
+    "run demo --set 'data=labels(sizes=[6000]*10)'": "there are labels but no images; it can be checked, not run",
+    "run demo --set 'data=labels(sizes=[1]*100000000)'": "at most 1000000",
+    "run demo --set 'data=__import__(\"os\").system(\"true\")'": "RecipeError: data: ",
+    "run demo --rounds 0": "RecipeError: rounds: 0 is wrong, input should be greater than 0",
+    "run demo --seed -1": "RecipeError: seed: -1 is wrong",
+    "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers with commas between, such as 0,1,2",
+    "run demo --seeds 0,,1": "RecipeError: --seeds 0,,1: expected whole numbers",
+    "run demo --engine flwoer": "RecipeError: no engine 'flwoer'; valid: simulator, loopback",
+    "run demo --device gpu": "RecipeError: no device 'gpu'; valid: auto, cpu, cuda",
+    "sample run -n 0": "Invalid value for '-n': 0 is not in the range x>=1",
+    "sample run --format foo": "RecipeError: --format foo: expected one of grid, imagefolder, npz",
+    "list nosuch": "RecipeError: no recipe 'nosuch'; valid: ",
+}
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_what_a_newcomer_might_type(effuse, line):
+    answer = effuse(line)
+    assert TYPED[line] in answer.sentence and answer.out == ""
+    assert not Path("runs").exists()
+
+
+def test_a_device_that_is_not_there(effuse, toy_file, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    effuse(f"run {toy_file(**SAMPLED)} --out run")
+    for command in (f"run {toy_file()} --out b", "resume run", "sample run", "evaluate run"):
+        told = effuse(f"{command} --device cuda").sentence
+        assert told == "RecipeError: device cuda: this machine has no usable GPU; use --device cpu"
+
+
+def test_samples_that_cannot_be_drawn(effuse, toy_file):
+    effuse(f"run {toy_file()} --out plain")
+    effuse(f"run {toy_file(**SAMPLED)} --out run")
+    assert "its recipe has no sampler" in effuse("sample plain").sentence
+    assert "labels: the model of run takes none; leave them out" in effuse("sample run -n 2 --label 1").sentence
+    assert "run kept no moving average; run it with --set ema=0.99" in effuse("sample run -n 2 --ema").sentence
+    assert "fedavg has one global model and none per client" in effuse("sample run -n 2 --client 0").sentence
+    assert "no sampler 'ddmi'; did you mean ddim?" in effuse("sample run -n 2 --sampler 'ddmi()'").sentence
+    assert "sampler.steps: 99 is more than the 25 steps" in effuse("sample run -n 2 --sampler 'ddim(steps=99)'").sentence
+    assert effuse("sample run -n 2 --format imagefolder").code == 0
+    told = effuse("sample run -n 2 --format imagefolder").sentence
+    assert "exports/imagefolder-2-seed-0 is not an empty folder; choose another --out" in told
+
+
+def test_a_class_that_is_not_there(effuse, shrunk):
+    effuse(f"run demo {shrunk} --out run")
+    told = effuse("sample run -n 2 --label 10").sentence
+    assert told == "RecipeError: labels: there is no class 10; the model of run has 0 to 9"
+
+
+def test_arguments_of_a_recipe_are_checked(effuse, monkeypatch):
+    def trial(clients: int, side: str = "left"):
+        """A recipe that must be told something."""
+        return toy_recipe(clients=clients)
+
+    monkeypatch.setitem(catalogue(), "trial", trial)
+    assert effuse("check 'trial(clients=2)' --json").json["partition"]["sizes"] == [20, 20]
+    assert effuse("check trial").sentence == "RecipeError: recipe trial: clients: missing required argument"
+    assert "recipe trial: clients: input should be a valid integer" in effuse("check 'trial(clients=\"two\")'").sentence
+    assert "recipe trial has no argument 'client'; did you mean clients?" in effuse("check 'trial(client=2)'").sentence
+
+
+def test_debug_shows_a_traceback(effuse, monkeypatch):
+    """And nothing else does, not even an error that nobody foresaw."""
+    process = real([str(Path(sys.executable).with_name("effuse"))], "run", "nosuch", "--debug")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback (most recent" in err and "RecipeError: no recipe 'nosuch'" in err
+    monkeypatch.setattr("effuse.cli.run.chosen", lambda *args: 1 / 0)
+    answer = effuse("run demo")
+    told = "effuse: unexpected ZeroDivisionError: division by zero (--debug shows where; please report it)\n"
+    assert answer == (1, "", told)
+    monkeypatch.setattr(sys, "argv", ["effuse", "run", "demo", "--debug"])
+    with pytest.raises(ZeroDivisionError):
+        main()
+
+
+def test_a_reader_that_has_seen_enough(effuse):
+    """`effuse list --json | head -c 1` says nothing about a broken pipe."""
+    process = real([str(Path(sys.executable).with_name("effuse"))], "list", "--json")
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait(60) == 1

@@ -1,0 +1,375 @@
+"""Every command and option, as a user has them."""
+
+import io
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from toy import ToyStateful, toy_recipe
+
+from effuse.algorithms.localonly import LocalOnly
+from effuse.cli import progress
+from effuse.core.machine import Eager
+from effuse.core.metric import Metric, Outlook
+from effuse.core.recipe import Evaluate
+from effuse.core.solvers import Adam
+from effuse.core.spec import registry
+from effuse.diffusion.samplers import Ancestral
+from effuse.metrics.classifier import Classifier
+
+ADAM = Adam(lr=1e-2, batch=8, epochs=1)
+SMALL = Classifier(width=2, steps=1, epochs=1)
+SAMPLED = {"evaluate": Evaluate(grid=4, every=1), "sampler": Ancestral(batch=4)}
+
+
+@pytest.fixture(scope="module")
+def finished(effuse, shrunk, tmp_path_factory):
+    """A finished run of the demo, with a moving average, and what the command printed."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    return folder, effuse(f"run demo {shrunk} --set ema=0.5 --out {folder} --json")
+
+
+@pytest.fixture(scope="module")
+def alone(effuse, tmp_path_factory):
+    """A finished run in which every client has a model of its own."""
+    folder = tmp_path_factory.mktemp("alone")
+    recipe = toy_recipe(algorithm=LocalOnly(local=ADAM), **SAMPLED)
+    (folder / "toy.json").write_text(json.dumps({"recipe": recipe.saved()}))
+    assert effuse(f"run {folder}/toy.json --out {folder}/run").code == 0
+    return folder / "run"
+
+
+def test_run_writes_everything_that_was_promised(finished):
+    folder, answer = finished
+    assert answer.code == 0
+    there = {p.name for p in folder.iterdir()}
+    assert there >= {"manifest.json", "rounds.jsonl", "ledger.json", "result.json"}
+    assert there >= {"samples", "checkpoints", "model", "model-ema"}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["name"] == "demo" and manifest["recipe"]["rounds"] == "2" and "side=8" in manifest["recipe"]["model"]
+    assert {"python", "torch"} <= manifest["versions"].keys()
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert [line["t"] for line in lines] == [0, 1] and all(line["loss"] > 0 and line["images"] == 80 for line in lines)
+    assert {p.name for p in (folder / "samples").iterdir()} == {
+        "round-00001.png", "round-00001-ema.png", "round-00002.png", "round-00002-ema.png",
+    }  # fmt: skip
+    assert (folder / "checkpoints" / "000002.safetensors").is_file()
+    assert {p.name for p in (folder / "model").iterdir()} >= {"unet", "scheduler"}
+    result = json.loads((folder / "result.json").read_text())
+    assert re.fullmatch("[0-9a-f]{64}", result["weights_sha256"]) and result["seconds"] > 0 and result["metrics"] == {}
+    assert answer.json == {"run": str(folder)} | result and answer.err == ""
+
+
+def test_the_manifest_repeats_the_run(effuse, finished, tmp_path):
+    folder, answer = finished
+    for source in (folder / "manifest.json", folder):
+        again = effuse(f"run {source} --out {tmp_path / source.name} --json")
+        assert again.json["weights_sha256"] == answer.json["weights_sha256"]
+
+
+def test_loopback_equals_simulator(effuse, shrunk):
+    """The demo through the wire format ends in the same weights, and measures what really travelled."""
+    engines = ("simulator", "loopback")
+    plain, wired = (effuse(f"run demo {shrunk} --engine {name} --out {name} --json").json for name in engines)
+    assert plain["weights_sha256"] == wired["weights_sha256"]
+    assert plain["traffic"]["bytes"] == wired["traffic"]["bytes"]
+    assert plain["traffic"]["wire_bytes"]["total"] == 0
+    assert wired["traffic"]["wire_bytes"]["total"] > wired["traffic"]["bytes"]["total"] > 0
+
+
+def test_rounds_and_seed_are_short_for_settings(effuse, toy_file):
+    short = effuse(f"run {toy_file()} --rounds 3 --seed 5 --out a --json").json
+    long = effuse(f"run {toy_file()} --set rounds=3 --set seed=5 --out b --json").json
+    other = effuse(f"run {toy_file()} --set rounds=3 --set seed=6 --out c --json").json
+    assert short["rounds"] == 3 and short["weights_sha256"] == long["weights_sha256"] != other["weights_sha256"]
+
+
+def test_without_out_each_run_gets_a_new_folder(effuse, toy_file, tmp_path):
+    folders = {effuse(f"run {toy_file()} --json").json["run"] for _ in range(2)}
+    assert len(folders) == 2 and all(re.fullmatch(r"runs/toy-\d{8}-\d{6}(-\d+)?", f) for f in folders)
+    assert all((tmp_path / f / "result.json").is_file() for f in folders)
+
+
+def test_a_recipe_wins_over_a_folder_of_its_name(effuse, tmp_path):
+    (tmp_path / "demo").mkdir()
+    assert effuse("check demo --json").json["recipe"] == "demo"
+
+
+def test_quiet_says_nothing_and_plain_says_what_happened(effuse, toy_file):
+    assert effuse(f"run {toy_file()} --out a --quiet") == (0, "", "")
+    told = effuse(f"run {toy_file(**SAMPLED)} --out b")
+    assert told.code == 0 and told.err == ""
+    expected = ("3 clients, 2 rounds, into b", "round 1/2, loss", "images/s", "weights_sha256", "round-00002.png", "b/model")
+    for words in expected:
+        assert words in told.out
+
+
+def test_seeds_run_resume_and_spread(effuse, toy_file, monkeypatch):
+    """A second call resumes the seed that was interrupted, takes the finished one as it is, and gives mean and spread."""
+    options = f"run {toy_file(**SAMPLED)} --set 'evaluate.metrics=[kid(n=4, encoder={SMALL})]'"
+    fit, calls = Eager.fit, []
+
+    def interrupted(machine, net, work):
+        calls.append(1)
+        if len(calls) == 14:  # seed 0: six fits and its classifier's three; seed 1: the second round
+            raise KeyboardInterrupt
+        return fit(machine, net, work)
+
+    monkeypatch.setattr(Eager, "fit", interrupted)
+    stopped = effuse(f"{options} --seeds 0,1 --out s")
+    assert stopped.code == 130
+    assert stopped.sentence == "interrupted; `effuse resume s/seed-1` goes on from the last checkpoint"
+    first = json.loads(Path("s/seed-0/result.json").read_text())
+    answer = effuse(f"{options} --seeds 1,0 --out s --json")
+    assert answer.code == 0 and answer.json["runs"] == {"0": "s/seed-0", "1": "s/seed-1"}
+    spread = answer.json["metrics"]["kid_classifier"]
+    assert spread["values"][0] == first["metrics"]["kid_classifier"]["value"] != spread["values"][1]
+    assert spread["mean"] == pytest.approx(sum(spread["values"]) / 2)
+    assert spread["std"] == pytest.approx(abs(spread["values"][0] - spread["values"][1]) / 2**0.5)
+    single = effuse(f"{options} --seed 1 --out single --json").json
+    assert single["weights_sha256"] == json.loads(Path("s/seed-1/result.json").read_text())["weights_sha256"]
+    table = effuse(f"{options} --seeds 0,1 --out s").out
+    assert "over seeds 0, 1" in table and "kid_classifier" in table and "mean" in table and "std" in table
+
+
+def test_seeds_do_not_mix_recipes(effuse, toy_file):
+    effuse(f"run {toy_file()} --seeds 0 --out s")
+    refused = effuse(f"run {toy_file()} --seeds 0,1 --rounds 3 --out s").sentence
+    assert refused == "RunError: s/seed-0 was run with rounds=2, not 3; choose another --out"
+    assert "RecipeError: --seed 3 and --seeds 0,1" in effuse(f"run {toy_file()} --seeds 0,1 --seed 3 --out t").sentence
+
+
+def test_resume_of_a_finished_run_gives_its_result(effuse, finished):
+    folder, answer = finished
+    assert effuse(f"resume {folder} --json").json == answer.json
+    assert answer.json["weights_sha256"][:30] in effuse(f"resume {folder}").out
+    assert effuse(f"resume {folder} --quiet") == (0, "", "")
+
+
+class Screen(io.StringIO):
+    """Keeps what a terminal was sent."""
+
+    def isatty(self):
+        return True
+
+
+def test_the_live_display(effuse, toy_file, monkeypatch):
+    """Round, loss, speed, traffic and time left on one line, which is wiped at the end; also when a run is resumed."""
+    screen, fit = Screen(), Eager.fit
+
+    def slow(machine, net, work):
+        time.sleep(0.03)  # the display draws eight times a second
+        return fit(machine, net, work)
+
+    monkeypatch.setattr(Eager, "fit", slow)
+    monkeypatch.setattr(progress, "console", lambda: Console(file=screen, force_terminal=True, width=100, highlight=False))
+    assert effuse(f"run {toy_file(algorithm=ToyStateful(local=ADAM), rounds=6)} --seeds 0 --out s").code == 0
+    shown = screen.getvalue()
+    assert re.search(r"━+╌+ [1-5]/6  loss \d\.\d{4}  [\d,]+ images/s  \d+\.\d kB  \d+s gone, \d+s left  \w", shown)
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and comes back"
+    lines = [re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]", shown)]
+    assert all(len(line) <= 97 for line in lines if "gone" in line), "a line that wraps cannot be wiped"
+    assert re.search(r"\x1b\[1A\x1b\[2K(?!.*gone)", shown.rpartition("gone")[2]), "the last line is wiped"
+    for name in ("result.json", "checkpoints/000006.safetensors"):
+        (Path("s/seed-0") / name).unlink()
+    screen.truncate(0)
+    assert effuse(f"run {toy_file(algorithm=ToyStateful(local=ADAM), rounds=6)} --seeds 0 --out s").code == 0
+    assert "into s/seed-0" in screen.getvalue() and "left" in screen.getvalue() and "\x1b[?25h" in screen.getvalue()
+
+
+CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}
+
+
+@pytest.mark.parametrize("engine", ["simulator", "loopback"])
+def test_check_tells_what_the_demo_sends(effuse, shrunk, engine):
+    """Two rounds of five clients with 635,681 parameters: 2 x 5 x 635,681 each way, four bytes apiece."""
+    report = effuse(f"check demo {shrunk} --json").json
+    assert report.keys() == CHECKED
+    assert report["parameters"].keys() == {"total", "encoder", "bottleneck", "decoder"}
+    assert sum(report["parameters"].values()) == 2 * report["parameters"]["total"] == 2 * 635_681
+    assert report["partition"].keys() == {"sizes", "labels"}
+    assert [sum(row) for row in report["partition"]["labels"]] == report["partition"]["sizes"]
+    traffic = report["traffic"]
+    assert traffic.keys() >= {"exact", "parameters", "bytes", "links", "per_round"} and traffic["exact"] is True
+    assert traffic["parameters"] == {"up": 6_356_810, "down": 6_356_810, "total": 12_713_620}
+    assert traffic["bytes"]["total"] == 4 * 12_713_620
+    assert traffic["links"] == {"client-server": {"up": 25_427_240, "down": 25_427_240}}
+    assert report["steps"] == {"client": 10, "server": 0} and report["macs"] > 1e6
+    effuse(f"run demo {shrunk} --engine {engine} --out run")
+    assert_ledger_is("run", traffic)
+
+
+def test_check_tells_what_lone_clients_send(effuse, alone):
+    """The model goes down once; the pictures of every evaluation come up in a column of their own."""
+    traffic = effuse(f"check {alone} --json").json["traffic"]
+    assert traffic["parameters"]["up"] == 0 < traffic["parameters"]["down"]
+    assert traffic["per_round"][1]["parameters"]["total"] == 0 < traffic["evaluation"]["bytes"]["up"]
+    assert_ledger_is(alone, traffic)
+
+
+def assert_ledger_is(folder, traffic):
+    ledger = json.loads((Path(folder) / "ledger.json").read_text())
+    for quantity in ("parameters", "bytes"):
+        assert ledger["training"][quantity] == traffic[quantity]
+        assert ledger["evaluation"][quantity] == traffic["evaluation"][quantity]
+        assert [r[quantity] for r in ledger["per_round"]] == [r[quantity] for r in traffic["per_round"]]
+
+
+def test_plan_is_check_and_both_have_a_page_for_readers(effuse, shrunk):
+    page = effuse(f"plan demo {shrunk}")
+    assert page.code == 0 and page == effuse(f"check demo {shrunk}")
+    for words in ("635,681 (encoder", "25.4 MB up, 25.4 MB down", "12,713,620 parameters (exact)", "10 at clients", "69 2"):
+        assert words in re.sub(r"[\s│]+", " ", page.out)
+    assert effuse(f"plan demo {shrunk} --json").json == effuse(f"check demo {shrunk} --json").json
+
+
+def test_check_computes_nothing(effuse, shrunk, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "backward", None)
+    monkeypatch.setattr(Eager, "fit", None)
+    assert effuse(f"check demo {shrunk}").code == 0
+
+
+def arrays(path):
+    with np.load(path) as stored:
+        return dict(stored)
+
+
+def test_sample_npz(effuse, finished, tmp_path):
+    """The same seed gives the same images, another seed, class, sampler or the moving average others."""
+    folder, answer = finished
+    made = {
+        name: arrays(effuse(f"sample {folder} -n 12 --format npz --out {tmp_path / name} {options} --json").json["written"])
+        for name, options in {
+            "a": "", "b": "", "seed": "--seed 1", "label": "--label 3", "ema": "--ema", "sampler": "--sampler 'ddim(3)'",
+        }.items()
+    }  # fmt: skip
+    assert made["a"]["images"].shape == (12, 8, 8, 1) and made["a"]["images"].dtype == np.uint8
+    assert made["a"]["labels"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1] and set(made["label"]["labels"]) == {3}
+    assert (made["a"]["images"] == made["b"]["images"]).all()
+    assert all((made["a"]["images"] != made[other]["images"]).any() for other in ("seed", "label", "ema", "sampler"))
+    told = json.loads(str(made["a"]["provenance"]))
+    assert told["weights_sha256"] == answer.json["weights_sha256"] and told["run"] == str(folder)
+    assert told["synthetic"] is True
+    assert told["asked"]["n"] == 12 and told["recipe"]["clients"] == "5" and told["batches"][0]["size"] == 12
+    average = json.loads(str(made["ema"]["provenance"]))
+    assert average["weights_sha256"] != answer.json["weights_sha256"] and average["asked"]["ema"] is True
+    assert "ddim(" in json.loads(str(made["sampler"]["provenance"]))["sampler"]
+
+
+def test_sample_grid_and_imagefolder(effuse, shrunk, finished, tmp_path):
+    folder, _ = finished
+    grid = effuse(f"sample {folder} -n 20 --json").json["written"]
+    assert grid == str(folder / "exports" / "grid-20-seed-0.png")
+    assert Image.open(grid).size == (2 * 66 + 2, 10 * 66 + 2), "two columns, one row a class, 8 pixels shown as 64"
+    assert json.loads(Path(grid).with_suffix(".json").read_text())["synthetic"] is True
+    told = effuse(f"sample {folder} -n 61 --format imagefolder --out {tmp_path / 'set'}")
+    assert told.out.strip() == f"61 images in {tmp_path / 'set'}"
+    assert sorted(p.name for p in (tmp_path / "set").iterdir() if p.is_dir()) == list("0123456789")
+    assert len(list((tmp_path / "set" / "0").iterdir())) == 7
+    assert Image.open(tmp_path / "set" / "0" / "000000.png").size == (8, 8)
+    assert (tmp_path / "set" / "labels.csv").read_text().splitlines()[1] == "0/000000.png,0"
+    assert json.loads((tmp_path / "set" / "provenance.json").read_text())["asked"]["n"] == 61
+    source = f"--set 'data=folder(\"{tmp_path / 'set'}\")' --set clients=2 --set 'partition=iid()' --set evaluate.grid=0"
+    again = effuse(f"run demo {shrunk} {source} --out again")
+    assert again.code == 0, "an exported folder is a data set again"
+
+
+def test_exports_of_different_requests_do_not_overwrite_each_other(effuse, finished):
+    folder, _ = finished
+    options = ("", "--label 2", "--ema", "--seed 1", "--sampler 'ddim(steps=3)'", "--batch 2")
+    written = [effuse(f"sample {folder} -n 3 --format npz {o} --json").json["written"] for o in options]
+    assert len(set(written)) == len(options)
+    assert effuse(f"sample {folder} -n 3 --out trial-0.5 --json").json["written"] == "trial-0.5.png"
+
+
+def test_sample_of_one_client(effuse, alone, tmp_path):
+    """Clients of local_only have models of their own, each the model whose pictures the evaluation showed."""
+    for k in range(3):
+        assert effuse(f"sample {alone} --client {k} -n 4 --format npz --out {tmp_path / str(k)}").code == 0
+    first, second, third = (arrays(tmp_path / f"{k}.npz") for k in range(3))
+    digests = {json.loads(str(a["provenance"]))["weights_sha256"] for a in (first, second, third)}
+    assert len(digests) == 3 and (first["images"] != second["images"]).any()
+    assert "choose one with --client 0 to 2" in effuse(f"sample {alone} -n 4").sentence
+    assert "its clients are 0 to 2" in effuse(f"sample {alone} --client 3 -n 4").sentence
+    assert "no moving average; leave --ema out" in effuse(f"sample {alone} --client 1 --ema -n 4").sentence
+
+
+def test_evaluate_measures_again_by_other_metrics(effuse, finished):
+    folder, _ = finished
+    before = (folder / "result.json").read_text()
+    found = effuse(f"evaluate {folder} --metrics '[diversity(n=30), diversity(n=30)]'")
+    assert "would both be stored as 'diversity'" in found.sentence
+    found = effuse(f"evaluate {folder} --metrics '[diversity(n=30)]' --json").json
+    assert found["run"] == str(folder) and found["metrics"].keys() == {"diversity"}
+    assert found["metrics"]["diversity"]["protocol"]["generated"] == 30 and found["metrics"]["diversity"]["value"] > 0
+    kept = json.loads((folder / "evaluation.json").read_text())
+    assert kept == {"settings": ["evaluate.metrics=[diversity(n=30)]"], "ema": False, "metrics": found["metrics"]}
+    smooth = effuse(f"evaluate {folder} --metrics '[diversity(n=30)]' --ema --json").json
+    assert smooth["metrics"]["diversity"]["value"] != found["metrics"]["diversity"]["value"]
+    page = effuse(f"evaluate {folder} --set 'evaluate.metrics=[diversity(n=30)]'")
+    assert f"{found['metrics']['diversity']['value']:.4g}" in page.out
+    assert effuse(f"evaluate {folder} --metrics '[diversity(n=30)]' --quiet") == (0, "", "")
+    assert (folder / "result.json").read_text() == before, "the run's own result stays"
+
+
+def test_evaluate_gives_what_the_run_gave(effuse, toy_file):
+    """For one global model, and for clients with models of their own, measured where they are."""
+    metric = f"--set 'evaluate.metrics=[kid(n=6, encoder={SMALL})]'"
+    for name, changes in {"shared": {}, "lone": {"algorithm": LocalOnly(local=ADAM)}}.items():
+        ran = effuse(f"run {toy_file(**SAMPLED, **changes)} {metric} --out {name} --json").json
+        assert effuse(f"evaluate {name} --json").json["metrics"] == ran["metrics"] != {}
+    assert ran["metrics"].keys() == {"kid_classifier", "kid_classifier_pooled"}
+    assert len(ran["metrics"]["kid_classifier"]["clients"]) == 3
+    assert effuse("resume lone --json").json["weights_sha256"] == ran["weights_sha256"], "looking changed nothing"
+
+
+def test_list(effuse):
+    known = effuse("list --json").json
+    assert known.keys() == {"recipe", "data", "partition", "model", "task", "algorithm", "solver", "sampler", "metric"}
+    assert known["recipe"]["demo"].startswith("8x8 digits, 5 clients")
+    named = {"partition": "iid", "algorithm": "fedprox", "sampler": "ddim", "metric": "fid", "data": "npz", "solver": "adam"}
+    for kind, name in named.items():
+        assert any(call.startswith(f"{name}(") for call in known[kind]), f"{name} is missing"
+    assert all(line for names in known.values() for line in names.values()), "everything says what it is"
+    page = effuse("list").out
+    assert "label_skew(" in page and "conditional_accuracy(n, encoder)" in page
+
+
+def test_list_of_one_recipe(effuse):
+    """The keys that --set takes, and values that can be given back to it."""
+    keys = effuse("list demo --json").json
+    assert list(keys) == [
+        "data", "clients", "partition", "model", "task", "algorithm", "rounds", "evaluate", "sampler", "ema", "wire", "seed",
+        "threads", "speed", "reproducible",
+    ]  # fmt: skip
+    assert "metrics=[conditional_accuracy(), diversity()]" in re.sub(r"\s+", " ", effuse("list demo").out), "brackets stay"
+    options = " ".join(f"--set {key}='{value}'" for key, value in keys.items())
+    assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
+
+
+def test_help_is_there_without_asking(effuse):
+    bare = effuse("")
+    assert bare.code == 0 and bare == effuse("--help")
+    for command in ("run", "resume", "check", "sample", "evaluate", "list"):
+        assert f" {command} " in bare.out and "--help" in effuse(f"{command} --help").out
+
+
+@pytest.mark.parametrize("name", sorted(k for k, cls in registry(Metric).items() if cls.__module__.startswith("effuse.")))
+def test_metrics_announce_the_names_of_their_numbers(name, effuse, finished):
+    """So that two of one name can be refused before anything is computed."""
+    cls = registry(Metric)[name]
+    given = {"n": 40, "encoder": SMALL}
+    metric = cls(**{key: value for key, value in given.items() if hasattr(cls(), key)})
+    if metric.samples == 0:
+        with pytest.raises(Exception, match="does not classify"):
+            metric.ready(Outlook(classifies=False, conditional=True, classes=10, real={"train": 9, "test": 9}))
+        assert metric.keys == ("accuracy",)
+        return
+    found = effuse(f"evaluate {finished[0]} --metrics '[{metric}]' --json").json["metrics"]
+    assert tuple(found) == metric.keys
