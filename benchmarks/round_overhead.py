@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 import torch
 
+import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 from effuse.algorithms.fedavg import Update
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Shape, Shard

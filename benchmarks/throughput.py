@@ -1,10 +1,11 @@
 """Training and sampling speed, side by side in one run: two plain loops, effuse eager, effuse fast.
 
-    python benchmarks/throughput.py [--quick] [--json] [--only 3M|36M] [--clients 1,5,20]
+    python benchmarks/throughput.py [--quick] [--json] [--only digits|3M|36M] [--clients 1,5,20]
 
-`plain` is the loop of public code: eager fp32, a DataLoader, a deep-copied model per client. `strong` is a careful one: bf16 autocast, TF32,
-channels-last, compile, fused Adam, data on the device. The arithmetic floor counts three forward passes an image (forward, and twice that backward)
-at the matrix rate measured here.
+`plain` is the loop of public code: eager fp32, a DataLoader, a deep-copied model per client. `strong` is a careful one: bf16
+autocast, TF32, channels-last, compile, fused Adam, data on the device. `eager` is effuse's reference; `graph` records the step,
+`compile` also compiles it, `slots` also trains several clients at a time. The arithmetic floor counts three forward passes an image
+(one forward, twice that backward) at the matrix rate measured here.
 """
 
 import argparse
@@ -14,11 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 from effuse.core.captured import Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.machine import Eager, Work
@@ -30,10 +31,11 @@ from effuse.diffusion.samplers import Ancestral
 from effuse.engines.slots import in_slots
 from effuse.metrics.cost import macs
 from effuse.models.convnext_unet import ConvnextUnet
-from effuse.models.unet import CifarUnet
+from effuse.models.unet import CifarUnet, DigitsUnet
 
 BATCH = 128
 ARCHS: dict[str, Arch] = {
+    "digits": DigitsUnet().resolved(Shape(8, 1, 10)),
     "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
     "36M": CifarUnet().resolved(Shape(32, 3, 10)),
 }
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(ARCHS), help="one network")
     parser.add_argument("--clients", default="5", help="client counts, such as 1,5,20")
     parser.add_argument("--variants", default="plain,strong,eager,graph,compile,slots", help="which loops to time")
+    parser.add_argument("--steps", type=int, default=40, help="training steps a client")
     parser.add_argument("--slots", type=int, default=5, help="clients at a time in the variant `slots`")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
@@ -185,7 +188,7 @@ def main() -> None:
         arch = ARCHS[name]
         floor = ceiling / (3 * macs(arch))
         for clients in map(int, asked.clients.split(",")):
-            steps, repeat = (2, 1) if asked.quick else (40, 2)
+            steps, repeat = (2, 1) if asked.quick else (asked.steps, 2)
             makers: dict[str, Callable[[], Callable[[], int]]] = {
                 "plain": lambda: plain(arch, device, clients, steps),
                 "strong": lambda: strong(arch, device, clients, steps),

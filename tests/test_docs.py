@@ -28,7 +28,11 @@ def test_the_readmes_commands_run(tmp_path):
     lines = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line.startswith("effuse ")]
     assert len(lines) >= 7
     output = {line: started(["bash", "-c", line], tmp_path) for line in lines}
-    digests = {re.search(r"weights_sha256\W+([0-9a-f]{20})", out)[1] for line, out in output.items() if "out runs/other" not in line and " run " in line}
+    digests = {
+        re.search(r"weights_sha256\W+([0-9a-f]{20})", out)[1]
+        for line, out in output.items()
+        if "out runs/other" not in line and " run " in line
+    }
     assert len(digests) == 1, digests
     assert len(list((tmp_path / "runs/first/exports").rglob("*.png"))) == 200
 

@@ -106,7 +106,9 @@ def test_slots_do_not_disturb_each_other(tmp_path, monkeypatch):
     losses = {}
     for most in (1, 3):
         monkeypatch.setattr(devices, "MOST_SLOTS", most)
-        recipe = toy_recipe(clients=6, rounds=3, speed="graph", model=NETS["convnext"], data=ToyImages(n=300, side=16), task=TASK)
+        recipe = toy_recipe(
+            clients=6, rounds=3, speed="graph", model=NETS["convnext"], data=ToyImages(n=300, side=16), task=TASK
+        )
         run(recipe, tmp_path / str(most), device="cuda")
         losses[most] = [json.loads(x)["loss"] for x in (tmp_path / str(most) / "rounds.jsonl").read_text().splitlines()]
     assert losses[3] == pytest.approx(losses[1], rel=1e-3)
@@ -117,7 +119,9 @@ def test_fast_samples_are_the_eager_ones_but_for_rounding():
     model = arch.initial(Stream((0,))).to(CUDA)
     drawn = []
     for machine in (Eager(CUDA, TASK), Captured(CUDA, TASK, compiled=False)):
-        images = machine.generate(machine.load(model), arch, 10, Ancestral(batch=4, steps=20), torch.arange(10), Stream((5,)))
+        images = machine.generate(
+            machine.load(model), arch, 10, Ancestral(batch=4, steps=20), torch.arange(10), Stream((5,))
+        )
         drawn.append(images.pixels)
     assert (drawn[0] - drawn[1]).abs().mean() < 0.02
 

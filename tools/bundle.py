@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # what a GPU image carries, or what only a corner of effuse needs
-WITHOUT = "torch,numpy,pillow,scikit-learn,torchmetrics,hf-xet"
+WITHOUT = "torch,numpy,pillow,scikit-learn,hf-xet"
 LIMIT = 50_000_000
 # diffusers' pipelines that a saved model names; the others are half of its size and nothing of ours reaches them
 KEPT_PIPELINES = ("ddpm", "ddim")
@@ -62,7 +62,9 @@ def present(package: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="version on the target machine")
+    parser.add_argument(
+        "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="version on the target machine"
+    )
     parser.add_argument("--without", default=WITHOUT, help="packages that the target machine has")
     parser.add_argument("--platform", default="manylinux2014_x86_64", help="wheel platform of the target machine")
     parser.add_argument("--out", type=Path, default=ROOT / "bundle")
@@ -83,7 +85,9 @@ def main() -> None:
         shutil.rmtree(waste) if waste.is_dir() else waste.unlink(missing_ok=True)
     (asked.out / "effuse").write_text(LAUNCHER)
     size = sum(f.stat().st_size for f in asked.out.rglob("*") if f.is_file())
-    print(f"{asked.out}: {size / 1e6:.1f} MB, {len(packages)} packages for Python {asked.python}; expected there: {asked.without}")
+    print(
+        f"{asked.out}: {size / 1e6:.1f} MB, {len(packages)} packages for Python {asked.python}; expected there: {asked.without}"
+    )
     if size > LIMIT:
         sys.exit(f"the bundle is over {LIMIT / 1e6:.0f} MB; name more packages in --without")
 

@@ -338,7 +338,7 @@ def test_ctrl_c_before_anything_is_there_to_resume(effuse, toy_file, monkeypatch
 
 REFUSED = {
     "sampler.steps=5000": "sampler.steps: 5000 is more than the 1000 steps of task.schedule",
-    "sampler=ddim(steps=5000, spacing=\"quadratic\")": "sampler.steps: 5000 is more than the 1000 steps",
+    'sampler=ddim(steps=5000, spacing="quadratic")': "sampler.steps: 5000 is more than the 1000 steps",
     "sampler.batch=0": "sampler.batch: 0 is wrong",
     "sampler=None": "conditional_accuracy() looks at samples, but there is no sampler",
     "task=classify()": "task classify() does not fit model unet",
@@ -436,7 +436,7 @@ TYPED = {
     "run demo --set 'model=from_pretrained(\"nowhere\")'": "ModelError: no model folder at 'nowhere'; give a run's model/",
     "run demo --set 'data=labels(sizes=[6000]*10)'": "there are labels but no images; it can be checked, not run",
     "run demo --set 'data=labels(sizes=[1]*100000000)'": "at most 1000000",
-    "run demo --set 'data=__import__(\"os\").system(\"true\")'": "RecipeError: data: ",
+    'run demo --set \'data=__import__("os").system("true")\'': "RecipeError: data: ",
     "run demo --rounds 0": "RecipeError: rounds: 0 is wrong, input should be greater than 0",
     "run demo --seed -1": "RecipeError: seed: -1 is wrong",
     "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers with commas between, such as 0,1,2",

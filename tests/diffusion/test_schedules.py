@@ -21,7 +21,7 @@ from effuse.diffusion.schedules import Cosine, Linear, NoiseSchedule, ScaledLine
     ],
 )
 def test_published_constants(schedule: NoiseSchedule, index: int, value: float) -> None:
-    """FACTS 1.8; alpha_bar_n of the text is entry n - 1."""
+    """Constants worked out by hand from the betas; alpha_bar_n of the text is entry n - 1."""
     assert schedule.alpha_bar()[index].item() == pytest.approx(value, rel=5e-5)
 
 

@@ -12,7 +12,13 @@ from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.recipes import find_recipe
 
-FASHION = ["data=labels(sizes=[6000]*10, side=28, channels=1)", "model=convnext_unet()", "evaluate.metrics=[]", "sampler=ancestral()", "rounds=15"]
+FASHION = [
+    "data=labels(sizes=[6000]*10, side=28, channels=1)",
+    "model=convnext_unet()",
+    "evaluate.metrics=[]",
+    "sampler=ancestral()",
+    "rounds=15",
+]
 
 
 def report(*settings):
@@ -44,7 +50,10 @@ def test_quantity_skew_of_feddiffuse():
 
 def test_long_tail_of_cifar10():
     found = report(
-        "data=labels(sizes=[5000]*10, side=32, channels=3)", "partition=long_tail(rho=10, then=iid())", "model=cifar_unet()", "rounds=1"
+        "data=labels(sizes=[5000]*10, side=32, channels=3)",
+        "partition=long_tail(rho=10, then=iid())",
+        "model=cifar_unet()",
+        "rounds=1",
     )
     totals = [sum(column) for column in zip(*found["partition"]["labels"])]
     assert totals == [5000, 3871, 2997, 2320, 1796, 1391, 1077, 834, 645, 500]
@@ -71,7 +80,9 @@ def test_steps_are_counted():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_runs_ledger_equals_the_rehearsal(name, wire, tmp_path):
     algorithm = ALGORITHMS[name]
-    looks = {} if isinstance(algorithm, Centralised) else {"evaluate": Evaluate(grid=2, every=2), "sampler": Ancestral(batch=2)}
+    looks = (
+        {} if isinstance(algorithm, Centralised) else {"evaluate": Evaluate(grid=2, every=2), "sampler": Ancestral(batch=2)}
+    )
     recipe = toy_recipe(algorithm=algorithm, rounds=3, wire=wire, **looks)
     predicted = check(recipe)["traffic"]
     run(recipe, tmp_path / "run")

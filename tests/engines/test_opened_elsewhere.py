@@ -23,7 +23,9 @@ export = np.load(sys.argv[2])
 note = json.loads(str(export["provenance"]))
 """
 # the pipeline as its documentation has it
-UNCONDITIONAL = READ + """
+UNCONDITIONAL = (
+    READ
+    + """
 from diffusers import DiffusionPipeline
 pipeline = DiffusionPipeline.from_pretrained(sys.argv[1])
 pipeline.set_progress_bar_config(disable=True)
@@ -33,8 +35,11 @@ for batch in note["batches"]:
     images = pipeline(batch["size"], generator=generator, num_inference_steps=int(sys.argv[3]), output_type="np")[0]
     drawn.append((images * 255).round().astype(np.uint8))
 """
+)
 # what a class-conditional model needs: its two parts and a plain loop
-CONDITIONAL = READ + """
+CONDITIONAL = (
+    READ
+    + """
 import diffusers
 from diffusers import UNet2DModel
 unet = UNet2DModel.from_pretrained(sys.argv[1], subfolder="unet").eval()
@@ -52,6 +57,7 @@ for batch in note["batches"]:
         x = scheduler.step(output, t, x, generator=generator).prev_sample
     drawn.append(((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy())
 """
+)
 COMPARE = """
 assert "effuse" not in sys.modules
 drawn = np.concatenate(drawn)
@@ -76,7 +82,9 @@ def test_diffusers_alone_draws_the_same(case, tmp_path, monkeypatch):
     )  # fmt: skip
     folder = tmp_path / "run"
     run(recipe, folder)
-    monkeypatch.setattr(sys, "argv", ["effuse", "sample", str(folder), "-n", "5", "--format", "npz", "--out", str(tmp_path / "drawn")])
+    monkeypatch.setattr(
+        sys, "argv", ["effuse", "sample", str(folder), "-n", "5", "--format", "npz", "--out", str(tmp_path / "drawn")]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

@@ -22,7 +22,9 @@ from effuse.engines.folder import RunFolder
 ADAM = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
 RECIPES = {
     "stateful": toy_recipe(algorithm=ToyStateful(local=ADAM, cohort=2), rounds=4, ema=0.5),
-    "local only": toy_recipe(algorithm=LocalOnly(local=ADAM), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)),
+    "local only": toy_recipe(
+        algorithm=LocalOnly(local=ADAM), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)
+    ),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
 # where the process dies: (recipe, what it was doing, for the how-manieth time)
@@ -112,7 +114,9 @@ def killed_run(recipe, folder, monkeypatch, event, n, action=run) -> None:
             action(recipe, folder) if action is run else action(folder)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "the process outlived the moment it should have died"
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (
+        "the process outlived the moment it should have died"
+    )
 
 
 def lines(folder):
@@ -146,7 +150,11 @@ def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
     result = resume(tmp_path / "run")
     assert result["weights_sha256"] == quiet["weights_sha256"]
     assert lines(tmp_path / "run") == quiet_lines
-    assert result["traffic"] == quiet["traffic"] and result["metrics"] == quiet["metrics"] and result["images"] == quiet["images"]
+    assert (
+        result["traffic"] == quiet["traffic"]
+        and result["metrics"] == quiet["metrics"]
+        and result["images"] == quiet["images"]
+    )
 
 
 def test_killed_twice(tmp_path, monkeypatch, undisturbed):

@@ -22,7 +22,7 @@ def sizes(arch: Arch) -> dict[str, int]:
 
 
 def test_parameter_oracle() -> None:
-    """FACTS 1.1: 1,280,642 + 999,376 + 716,297 = 2,996,315."""
+    """The paper's total: 1,280,642 + 999,376 + 716,297 = 2,996,315."""
     counts = sizes(ConvnextUnet().resolved(FASHION))
     assert counts == {"encoder": 1_280_642, "bottleneck": 999_376, "decoder": 716_297}
     assert sum(counts.values()) == 2_996_315

@@ -26,7 +26,7 @@ def sizes(arch: Arch) -> dict[str, int]:
 
 
 def test_cifar_network() -> None:
-    """FACTS 1.4 and DESIGN rule 7: 10,523,008 + 2,888,704 + 22,334,595 = 35,746,307, of which 328,704 in the time MLP."""
+    """The DDPM paper's network: 10,523,008 + 2,888,704 + 22,334,595 = 35,746,307, of which 328,704 in the time MLP."""
     arch = CifarUnet().resolved(CIFAR)
     assert sizes(arch) == {"encoder": 10_523_008, "bottleneck": 2_888_704, "decoder": 22_334_595}
     with torch.device("meta"):
@@ -41,12 +41,12 @@ def test_cifar_network_with_classes() -> None:
 
 
 def test_attention_everywhere() -> None:
-    """FACTS 2.1: 38.71 M when every resolution attends."""
+    """FedDDPM's networks: 38.71 M when every resolution attends."""
     assert sum(sizes(Unet(attention=(32, 16, 8, 4)).resolved(CIFAR)).values()) == 38_714_627
 
 
 def test_mnist_network() -> None:
-    """FACTS 2.1: about 12.10 M, reached with attention in the middle only (no resolution has side 16)."""
+    """FedDDPM's networks: about 12.10 M, reached with attention in the middle only (no resolution has side 16)."""
     assert sum(sizes(MnistUnet().resolved(MNIST)).values()) == 12_098_305
 
 
@@ -55,7 +55,7 @@ def test_digits_network_is_small() -> None:
 
 
 def test_cifar_multiply_accumulates() -> None:
-    """FACTS 1.4's 6.0655 G leaves attention's products out and counts normalisation.
+    """The literature's 6.0655 G leaves attention's products out and counts normalisation.
 
     Convolutions and linear maps make 6.0540 G. Attention adds, at 16x16, (256 x 256 + 256 x 256) x 256 for each of five
     layers and, in the middle at 4x4, (16 x 16 + 16 x 16) x 256: 167,903,232 in all.

@@ -43,7 +43,9 @@ def list_(
     if as_json:
         print(json.dumps(known))
     else:
-        _table("what a recipe can name", [(kind, name, line) for kind, names in known.items() for name, line in names.items()])
+        _table(
+            "what a recipe can name", [(kind, name, line) for kind, names in known.items() for name, line in names.items()]
+        )
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> None:

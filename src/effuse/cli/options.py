@@ -8,9 +8,13 @@ import typer
 from effuse.core.recipe import Recipe
 from effuse.recipes import find_recipe
 
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or call, or the path of a manifest.json.")]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe's name or call, or the path of a manifest.json.")
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds; short for --set rounds=N.")]
 Seed = Annotated[int | None, typer.Option(help="The run's seed; short for --set seed=N.")]
@@ -18,7 +22,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 
-def chosen(source: str, settings: list[str] | None, rounds: int | None = None, seed: int | None = None) -> tuple[str, Recipe]:
+def chosen(
+    source: str, settings: list[str] | None, rounds: int | None = None, seed: int | None = None
+) -> tuple[str, Recipe]:
     """The recipe that the command line asks for, and its name."""
     name, recipe = find_recipe(source)
     shorthands = [f"{k}={v}" for k, v in (("rounds", rounds), ("seed", seed)) if v is not None]

@@ -55,7 +55,9 @@ class Display(Observer):
 
     def __init__(self) -> None:
         self.console = console()
-        self.live = Live("", console=self.console, refresh_per_second=8, transient=True) if self.console.is_terminal else None
+        self.live = (
+            Live("", console=self.console, refresh_per_second=8, transient=True) if self.console.is_terminal else None
+        )
         self.rounds = self.done = self.first = 0
         self.loss: float | None = None
         self.traffic = 0

@@ -25,7 +25,9 @@ def run(
     device: Device = "auto",
     rounds: Rounds = None,
     seed: Seed = None,
-    seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="Run or resume one run per seed; print mean and spread.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="0,1,2", help="Run or resume one run per seed; print mean and spread.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -51,7 +51,9 @@ class Captured(Eager):
         with keyed(work.stream.child("dropout")):
             return step.run(net, work)
 
-    def generate(self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+    def generate(
+        self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
+    ) -> Images:
         return super().generate(_Recorded(self, net, arch), arch, n, sampler, labels, stream)  # type: ignore[arg-type]
 
     def network(self, arch: Arch) -> nn.Module:
@@ -132,7 +134,11 @@ class TrainingStep:
         mean = mean_loss(list(losses.unbind()), sizes, work)
         torch._foreach_copy_(list(theirs.values()), ours)
         kept = kept_state(self.optimiser, self.params) if self.solver.state == "kept" else None
-        average = None if self.average is None else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
+        average = (
+            None
+            if self.average is None
+            else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
+        )
         return Fit(len(sizes), sum(sizes), mean, average), kept
 
     def _reset(self, work: Work) -> None:
@@ -225,7 +231,9 @@ def recorded(step: Any) -> torch.cuda.CUDAGraph:
 def step_key(arch: Arch, work: Work) -> tuple[Any, ...]:
     """What makes two fits the same recording: all but weights, data, rates and amounts of work."""
     data = work.shard.dataset
-    given = tuple((k, tuple(v.items() and v) if isinstance(v, Params) else type(v).__name__) for k, v in sorted(work.given.items()))
+    given = tuple(
+        (k, tuple(v.items() and v) if isinstance(v, Params) else type(v).__name__) for k, v in sorted(work.given.items())
+    )
     return (
         arch, kind_of(work.solver), work.loss, work.direction, given,
         tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip,

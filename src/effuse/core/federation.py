@@ -66,14 +66,18 @@ class Federation(ABC):
         """End a round; an answer that nobody took would be a silent loss."""
         if self._busy:
             silent = ", ".join(map(str, sorted(self._busy)))
-            raise FederationError(f"round {self.t}: answers of clients {silent} were asked for and never taken; consume every ask")
+            raise FederationError(
+                f"round {self.t}: answers of clients {silent} were asked for and never taken; consume every ask"
+            )
 
     def sample(self, cohort: int | float | None) -> list[int]:
         """A cohort without repetition, in id order: a count, a fraction, or everyone."""
         total = len(self.clients)
         n = total if cohort is None else max(1, round(cohort * total)) if isinstance(cohort, float) else cohort
         if not 1 <= n <= total:
-            raise FederationError(f"round {self.t}: a cohort of {n} cannot be drawn from {total} clients; set algorithm.cohort")
+            raise FederationError(
+                f"round {self.t}: a cohort of {n} cannot be drawn from {total} clients; set algorithm.cohort"
+            )
         if n == total:
             return list(self.clients)
         chosen = self.workbench.stream("sample").numpy().choice(total, n, replace=False)
@@ -93,7 +97,9 @@ class Federation(ABC):
             if client not in self.clients:
                 raise FederationError(f"round {self.t}, job '{what.name}': there is no client {client}")
             if client in self._busy:
-                raise FederationError(f"round {self.t}, job '{what.name}': client {client} still owes an answer; take it first")
+                raise FederationError(
+                    f"round {self.t}, job '{what.name}': client {client} still owes an answer; take it first"
+                )
             if id(arguments) not in made:
                 made[id(arguments)] = arguments, self._arguments(what, arguments)
             sent[client] = made[id(arguments)][1]
@@ -118,7 +124,9 @@ class Federation(ABC):
             self._column, (self.t, self._call) = TRAINING, before
 
     @abstractmethod
-    def _dispatch(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+    def _dispatch(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
         """Carry out the orders; yields (client, reply, the snapshot it wrote) in the order given."""
 
     def _answers(self, job: Job, arriving: Iterator[tuple[int, Any, str | None]]) -> Iterator[tuple[int, Any]]:

@@ -28,7 +28,9 @@ class Meter:
     images: int = 0  # trained
     evaluations: int = 0  # network evaluations while sampling
     watcher: Callable[[], None] = lambda: None
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)  # slots count from threads of their own
+    lock: threading.Lock = dataclasses.field(
+        default_factory=threading.Lock, repr=False
+    )  # slots count from threads of their own
 
     def trained(self, images: int) -> None:
         with self.lock:
@@ -76,7 +78,9 @@ class Machine(ABC):
         """Train the network; returns what was done and the optimiser's state where it is kept."""
 
     @abstractmethod
-    def generate(self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+    def generate(
+        self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
+    ) -> Images:
         """Draw images from a trained network."""
 
 
@@ -159,7 +163,9 @@ class Eager(Machine):
         return torch.as_tensor(value, dtype=torch.float32, device=self.device) if isinstance(value, float) else value
 
     @torch.no_grad()
-    def generate(self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+    def generate(
+        self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
+    ) -> Images:
         net.eval()
         shape = arch.shape
         drawn: list[Tensor] = []

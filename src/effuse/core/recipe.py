@@ -56,7 +56,9 @@ class Recipe(Spec):
         for setting in settings:
             key, equals, value = setting.partition("=")
             if not equals or not key.strip():
-                raise RecipeError(f"--set {setting}: expected KEY=VALUE, such as rounds=2 or partition='label_skew(beta=0.1)'")
+                raise RecipeError(
+                    f"--set {setting}: expected KEY=VALUE, such as rounds=2 or partition='label_skew(beta=0.1)'"
+                )
             recipe = replace(recipe, key.strip().split("."), value)
         return recipe
 

@@ -22,7 +22,13 @@ class Sampler(Spec, ABC):
 
     @abstractmethod
     def draw(
-        self, net: Predict, task: Task, shape: torch.Size, labels: Tensor | None, generator: torch.Generator, tick: Callable[[], None]
+        self,
+        net: Predict,
+        task: Task,
+        shape: torch.Size,
+        labels: Tensor | None,
+        generator: torch.Generator,
+        tick: Callable[[], None],
     ) -> Tensor:
         """Images in [-1, 1]; `tick` is called after every network evaluation."""
 

@@ -204,7 +204,9 @@ def _pack(value: Any, hint: Any, tensors: list[Tensor], where: str) -> Any:
             raise WireError(f"{where} has the key {odd[0]!r}, but {hint} is declared")
         return {str(k): _pack(v, args[1], tensors, f"{where}[{k}]") for k, v in value.items()}
     if origin in (list, tuple):
-        return [_pack(v, h, tensors, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, _items(hint, len(value), where)))]
+        return [
+            _pack(v, h, tensors, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, _items(hint, len(value), where)))
+        ]
     return _finite(value, where) if hint is float else value
 
 
@@ -221,7 +223,12 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
     if hint is Tensor:
         return take(tree)
     if hint in (Params, Buffers):
-        if not isinstance(tree, list) or not tree or type(tree[0]) is not int or not all(isinstance(n, str) for n in tree[1:]):
+        if (
+            not isinstance(tree, list)
+            or not tree
+            or type(tree[0]) is not int
+            or not all(isinstance(n, str) for n in tree[1:])
+        ):
             raise WireError(f"{where} is not a list of tensor names")
         if len(set(tree[1:])) != len(tree) - 1:
             raise WireError(f"{where} names a tensor twice")

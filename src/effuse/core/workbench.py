@@ -81,7 +81,9 @@ class Workbench:
             self.state["optimiser"], self.state["optimiser_arch"] = kept, str(net.arch)
         return done
 
-    def generate(self, model: Model, n: int, sampler: Sampler, labels: Tensor | None = None, stream: Stream | None = None) -> Images:
+    def generate(
+        self, model: Model, n: int, sampler: Sampler, labels: Tensor | None = None, stream: Stream | None = None
+    ) -> Images:
         """Draw `n` images; a conditional model without labels draws its classes in turn."""
         if labels is None and getattr(model.arch, "conditional", False):
             labels = torch.arange(n) % model.arch.shape.classes
@@ -89,7 +91,7 @@ class Workbench:
 
     @property
     def where(self) -> str:
-        seed, t, job, *_ = (*self._address.key, None, None, None)
+        _, t, job, *_ = (*self._address.key, None, None, None)
         who = "the server" if self.id == SERVER else f"client {self.id}"
         return f"round {t}, {who}, job '{job}'"
 

@@ -36,7 +36,13 @@ CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one
 
 
 def run(
-    recipe: Recipe, out: Path, *, name: str = "", engine: str = "simulator", device: str = "auto", observer: Observer | None = None
+    recipe: Recipe,
+    out: Path,
+    *,
+    name: str = "",
+    engine: str = "simulator",
+    device: str = "auto",
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through."""
     if engine not in ENGINES:
@@ -108,7 +114,14 @@ class Run:
     """One run in progress."""
 
     def __init__(
-        self, recipe: Recipe, folder: RunFolder, engine: str, device: torch.device, train: Dataset, test: Dataset, observer: Observer
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        engine: str,
+        device: torch.device,
+        train: Dataset,
+        test: Dataset,
+        observer: Observer,
     ) -> None:
         torch.set_num_threads(recipe.threads)
         self.recipe, self.folder, self.observer = recipe, folder, observer
@@ -140,7 +153,9 @@ class Run:
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
             if not model.params.finite():
-                raise TrainingError(f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip")
+                raise TrainingError(
+                    f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
+                )
             self.ema = self._averaged(server, model)
             record = self._record(done, trained, time.monotonic() - started)
             if done.look:
@@ -191,7 +206,14 @@ class Run:
         weight = sum(w for _, w in self.fed.losses)
         loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
         images = self.machine.meter.images - trained
-        return {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": loss, "images": images, "seconds": seconds}
+        return {
+            "t": done.t,
+            "phase": done.phase,
+            "federated": done.federated,
+            "loss": loss,
+            "images": images,
+            "seconds": seconds,
+        }
 
     def _evaluate(self, model: Model, federated: int) -> dict[str, Any]:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
@@ -211,9 +233,17 @@ class Run:
             self.bench_state.write(workbench, state)
         self.folder.save_checkpoint(
             Checkpoint(
-                t=t, federated=federated, server=server, ema=self.ema, snapshots=dict(fed.snapshots), workbench=workbench,
-                ledger=fed.ledger.saved(), metrics=json.dumps(self.metrics), digests=self.digests,
-                lines=self.folder.rounds.stat().st_size, seconds=self.seconds + time.monotonic(),
+                t=t,
+                federated=federated,
+                server=server,
+                ema=self.ema,
+                snapshots=dict(fed.snapshots),
+                workbench=workbench,
+                ledger=fed.ledger.saved(),
+                metrics=json.dumps(self.metrics),
+                digests=self.digests,
+                lines=self.folder.rounds.stat().st_size,
+                seconds=self.seconds + time.monotonic(),
             )  # fmt: skip
         )
         self.bench_state.prune({workbench})
@@ -237,7 +267,9 @@ class Run:
             "seconds": self.seconds + time.monotonic(),
         }
         if self.recipe.algorithm.personal:
-            result["personal"] = "model/ holds the shared parts and the initial private ones; each client keeps its own model"
+            result["personal"] = (
+                "model/ holds the shared parts and the initial private ones; each client keeps its own model"
+            )
         self.folder.write_json("result.json", result)
         self.observer.finished(result)
         return result

@@ -78,7 +78,9 @@ class Evaluator:
         each: list[dict[str, Measurement]] = []
         shares: list[Images] = []
         with fed.evaluating():
-            for client, drawn in fed.ask(fed.algorithm.draw, fed.clients, model=model, n=wanted, sampler=self.recipe.sampler):
+            for client, drawn in fed.ask(
+                fed.algorithm.draw, fed.clients, model=model, n=wanted, sampler=self.recipe.sampler
+            ):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
                     each.append(self.measure(drawn.images, None))

@@ -22,7 +22,13 @@ FORMATS = ("grid", "imagefolder", "npz")
 
 
 def export(
-    images: Images, form: str, where: Path, opened: Loaded, asked: dict[str, Any], seeds: list[dict[str, int]], sampler: Sampler | None
+    images: Images,
+    form: str,
+    where: Path,
+    opened: Loaded,
+    asked: dict[str, Any],
+    seeds: list[dict[str, int]],
+    sampler: Sampler | None,
 ) -> Path:
     """Write images as a picture, a folder with one subfolder per class, or arrays; returns what was written."""
     provenance = {

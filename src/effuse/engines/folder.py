@@ -60,7 +60,9 @@ class RunFolder:
     def require_new(self) -> None:
         """Refuse a folder that a run has claimed."""
         if self.manifest.exists():
-            raise RunError(f"{self.path} already holds a run; choose another --out, or go on with `effuse resume {self.path}`")
+            raise RunError(
+                f"{self.path} already holds a run; choose another --out, or go on with `effuse resume {self.path}`"
+            )
 
     def create(self, recipe: Recipe, name: str, engine: str, device: str) -> None:
         """Claim the folder for a new run."""
@@ -86,7 +88,9 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError(f"{self.path} is in use by another effuse process; wait for it or choose another --out") from None
+                raise RunError(
+                    f"{self.path} is in use by another effuse process; wait for it or choose another --out"
+                ) from None
             yield
 
     def write_json(self, name: str, value: Any) -> None:
@@ -133,4 +137,3 @@ class RunFolder:
         if self.rounds.exists():
             with writing(self.rounds), open(self.rounds, "r+b") as file:
                 file.truncate(size)
-

@@ -19,7 +19,9 @@ class Loopback(InProcess):
         super().__init__(*args, **kwargs)
         self.worker.algorithm = build(parse(text(self.algorithm)), Algorithm, "algorithm")
 
-    def _dispatch(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+    def _dispatch(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
         encoded: dict[int, bytes] = {}  # a broadcast is encoded once
         heads = {client: encode(order, Order) for client, order in orders.items()}
         for client, message in messages.items():

@@ -47,7 +47,9 @@ class Hollow(Machine):
             kept = Params({f"{m}/{k}": t for m in ("exp_avg", "exp_avg_sq") for k, t in params.items()})
         return Fit(steps, images, 0.0, params if work.solver.ema else None), kept
 
-    def generate(self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+    def generate(
+        self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
+    ) -> Images:
         side = arch.shape.side
         pixels = torch.empty((n, arch.shape.channels, side, side), device=self.device)
         return Images(pixels, None if labels is None else labels.to(self.device))
@@ -61,7 +63,9 @@ class Rehearsal(InProcess):
         kept: dict[int, Remembered] = defaultdict(Remembered)
         super().__init__(algorithm, shards, self.machine, rounds=rounds, seed=seed, wire=wire, snapshots=kept.__getitem__)
 
-    def _dispatch(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+    def _dispatch(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
         for client in orders:
             self._charge("down", client, messages[client])
         return self._perform(orders, messages)

@@ -48,7 +48,13 @@ class Loaded:
     meter: Meter = dataclasses.field(default_factory=Meter)
 
     def sample(
-        self, n: int, *, seed: int = 0, labels: Sequence[int] | None = None, sampler: Sampler | None = None, batch: int | None = None
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        labels: Sequence[int] | None = None,
+        sampler: Sampler | None = None,
+        batch: int | None = None,
     ) -> Images:
         """Draw `n` images; the same seed gives the same images."""
         sampler = self._sampler(sampler, batch)
@@ -70,7 +76,9 @@ class Loaded:
             raise RecipeError(f"labels: {len(labels)} for {n} images; give each image one")
         return torch.tensor(labels)
 
-    def seeds(self, n: int, *, seed: int = 0, sampler: Sampler | None = None, batch: int | None = None) -> list[dict[str, int]]:
+    def seeds(
+        self, n: int, *, seed: int = 0, sampler: Sampler | None = None, batch: int | None = None
+    ) -> list[dict[str, int]]:
         """The torch seed of every batch, with which plain diffusers draws the same images."""
         drawn = batch_seeds(sampling_stream(seed), n, self._sampler(sampler, batch).batch)
         return [{"torch_seed": s, "first": first, "size": size} for s, first, size in drawn]

@@ -54,7 +54,9 @@ class Simulator(InProcess):
         super().__init__(*args, **kwargs)
         self._proven: dict[str, bool] = defaultdict(bool)  # jobs whose first run left every byte alone
 
-    def _dispatch(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+    def _dispatch(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
         arriving: dict[int, Any] = {}  # a broadcast is rounded once
         for client in orders:
             self._charge("down", client, messages[client])
@@ -63,9 +65,13 @@ class Simulator(InProcess):
                 arriving[key] = through_wire(messages[client], self.wire)
         return self._perform(job, orders, {k: arriving[id(m)] for k, m in messages.items()})
 
-    def _perform(self, job: Job, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+    def _perform(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
         def one(worker: Worker, client: int) -> tuple[Any, str | None]:
-            with Untouched(messages[client], f"job '{job.name}' of {self.algorithm.name}", thorough=not self._proven[job.name]):
+            with Untouched(
+                messages[client], f"job '{job.name}' of {self.algorithm.name}", thorough=not self._proven[job.name]
+            ):
                 reply, snapshot = worker.perform(orders[client], messages[client])
             self._proven[job.name] = True
             return through_wire(reply, self.wire), snapshot
@@ -86,8 +92,12 @@ class Untouched:
         self.digest = self._digest()
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
-        if kind is None and (self.versions != [t._version for t in tensors_in(self.message)] or self.digest != self._digest()):
-            raise FederationError(f"{self.who} changed a tensor of the message it received; copy it first (`tensor.clone()`)")
+        if kind is None and (
+            self.versions != [t._version for t in tensors_in(self.message)] or self.digest != self._digest()
+        ):
+            raise FederationError(
+                f"{self.who} changed a tensor of the message it received; copy it first (`tensor.clone()`)"
+            )
 
     def _digest(self) -> str:
         if not self.thorough:

@@ -1,4 +1,4 @@
-"""The ConvNeXt U-Net of FedDiffuse (FACTS 1.1): 2,996,315 parameters for 28x28 grey images."""
+"""The ConvNeXt U-Net of FedDiffuse: 2,996,315 parameters for 28x28 grey images."""
 
 import itertools
 import math

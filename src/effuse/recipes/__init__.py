@@ -49,7 +49,9 @@ def find_recipe(source: str) -> tuple[str, Recipe]:
     given = dict(zip(names, call.args)) | dict(call.kwargs)
     for key in given:
         if key not in names:
-            raise RecipeError(f"recipe {call.name} has no argument '{key}'; {nearest(key, names) if names else 'it takes none'}")
+            raise RecipeError(
+                f"recipe {call.name} has no argument '{key}'; {nearest(key, names) if names else 'it takes none'}"
+            )
     for key, value in given.items():
         given[key] = build(value, hints[key], f"{call.name}.{key}")
         choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else ()
