@@ -20,7 +20,8 @@ test: setup
 	$(BIN)/python -m pytest -n 2 tests
 
 # for machines without a network: make bundle PYTHON=3.12 [WITHOUT=torch,numpy,...]
-bundle: setup
+bundle:
+	$(MAKE) setup PYTHON=python3
 	$(BIN)/python tools/bundle.py $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON)) $(if $(WITHOUT),--without $(WITHOUT))
 
 # needs a CUDA GPU; see docs/performance.md

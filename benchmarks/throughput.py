@@ -114,9 +114,8 @@ def ours(machines: Sequence[Eager], arch: Arch, clients: int, steps: int) -> Cal
     solver = Adam(lr=1e-4, batch=BATCH, epochs=1)
 
     def one(machine: Eager, k: int) -> int:
-        machine.release()
-        net = machine.load(model)
-        net.arch = arch
+        machine.release(k)
+        net = machine.load(model, k)
         work = Work(solver=solver, shard=Shard.whole(data), lr=1e-4, stream=Stream((k,)), place=k, where="")
         return machine.fit(net, work)[0].images
 
@@ -128,8 +127,8 @@ def sampling(machine: Eager, arch: Arch, n: int, steps: int) -> Callable[[], int
     sampler = Ancestral(batch=n, steps=steps)
 
     def draw() -> int:
-        machine.release()
-        machine.generate(machine.load(model), arch, n, sampler, None, Stream((1,)))
+        machine.release(None)
+        machine.generate(machine.load(model, None), arch, n, sampler, None, Stream((1,)))
         return n * steps
 
     return draw

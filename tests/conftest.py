@@ -2,7 +2,8 @@
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import effuse  # noqa: F401  (sets how threads wait, before torch is imported)
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest

@@ -49,7 +49,9 @@ def test_the_readmes_python_runs(tmp_path):
         started([sys.executable, "-c", block], tmp_path)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/runs.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/runs.md", "docs/feddiffuse.md"]
+)
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"

@@ -16,9 +16,10 @@ def imported(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        found |= {n.split(".")[1] for n in names if n.startswith("effuse.")}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: imports are absolute"
+            names = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
+        found |= {n.split(".")[1] for n in names if n.startswith("effuse.") and (ROOT / n.split(".")[1]).is_dir()}
     return found
 
 

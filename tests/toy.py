@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.localonly import LocalOnly
 from effuse.core.algorithm import Algorithm, Server, on_client
@@ -182,6 +183,12 @@ ALGORITHMS = {
     "fedprox": FedProx(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9), mu=0.1),
     "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
     "localonly": LocalOnly(local=ADAM),
+    "feddiffuse, full": Full(local=ADAM),
+    "feddiffuse, usplit": USplit(local=ADAM),
+    "feddiffuse, usplit, part of the clients": USplit(local=ADAM, cohort=2),
+    "feddiffuse, ulatdec": ULatDec(local=ADAM),
+    "feddiffuse, udec": UDec(local=ADAM),
+    "feddiffuse, udec, part of the clients": UDec(local=ADAM, cohort=2),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
 }

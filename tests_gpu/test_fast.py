@@ -40,9 +40,8 @@ def blobs(n: int = 600) -> Dataset:
 
 def fits(machine, arch, solver, count=1, seed=0):
     """Fit one network several times in a row; the losses and the final weights."""
-    machine.release()
-    net = machine.load(arch.initial(Stream((0,))).to(CUDA))
-    net.arch = arch
+    machine.release(None)
+    net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
     shard = Shard.whole(blobs())
     losses = []
     for i in range(count):
@@ -120,7 +119,7 @@ def test_fast_samples_are_the_eager_ones_but_for_rounding():
     drawn = []
     for machine in (Eager(CUDA, TASK), Captured(CUDA, TASK, compiled=False)):
         images = machine.generate(
-            machine.load(model), arch, 10, Ancestral(batch=4, steps=20), torch.arange(10), Stream((5,))
+            machine.load(model, None), arch, 10, Ancestral(batch=4, steps=20), torch.arange(10), Stream((5,))
         )
         drawn.append(images.pixels)
     assert (drawn[0] - drawn[1]).abs().mean() < 0.02

@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_for_a_line(effuse, toy_file, monkeypatch):
     Path("run").mkdir()
     Path("run/rounds.jsonl").symlink_to("/dev/full")
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "_cut", lambda folder, size: None)  # a device cannot be cut
+        patch.setattr(RunFolder, "cut", lambda folder, size: None)  # a device cannot be cut
         told = effuse(f"run {toy_file()} --out run").sentence
     assert told.startswith("RunError: run/rounds.jsonl: the disk is full")
     Path("run/rounds.jsonl").unlink()
@@ -403,7 +403,7 @@ def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
 TYPED = {
     "run": "Missing argument 'RECIPE'; `effuse run --help` shows what there is",
     "rnu demo": "No such command 'rnu'; did you mean run?",
-    "help": "No such command 'help'; valid: check, evaluate, list, resume, run, sample",
+    "help": "No such command 'help'; valid: check, evaluate, list, reproduce, resume, run, sample",
     "--fast": "No such option '--fast'; ",
     "run demo --fast": "No such option '--fast'; ",
     "run demo --round 3": "No such option '--round'; did you mean rounds",

@@ -331,7 +331,18 @@ def test_evaluate_gives_what_the_run_gave(effuse, toy_file):
 
 def test_list(effuse):
     known = effuse("list --json").json
-    assert known.keys() == {"recipe", "data", "partition", "model", "task", "algorithm", "solver", "sampler", "metric"}
+    assert known.keys() == {
+        "recipe",
+        "table",
+        "data",
+        "partition",
+        "model",
+        "task",
+        "algorithm",
+        "solver",
+        "sampler",
+        "metric",
+    }
     assert known["recipe"]["demo"].startswith("8x8 digits, 5 clients")
     named = {"partition": "iid", "algorithm": "fedprox", "sampler": "ddim", "metric": "fid", "data": "npz", "solver": "adam"}
     for kind, name in named.items():

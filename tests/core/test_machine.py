@@ -341,7 +341,8 @@ def test_networks_are_pooled_but_never_lent_twice():
     other = eager.load(model_of(3.0, dropout=0.5))
     assert other is not first and other.dropout.p == 0.5
     eager.release()
-    assert eager.load(model_of(4.0)) is first and first.w.item() == 4.0
+    again = eager.load(model_of(4.0))
+    assert again in (first, second) and again.w.item() == 4.0
 
 
 def test_a_fit_leaves_no_gradients_behind():

@@ -25,7 +25,8 @@ def test_every_algorithm_of_the_project_is_compared():
 def test_loopback_equals_simulator(name, wire, tmp_path):
     algorithm = ALGORITHMS[name]
     evaluate, sampler = Evaluate(grid=2, every=1), Ancestral(batch=4)
-    recipe = toy_recipe(algorithm=algorithm, rounds=3, wire=wire, ema=0.5, evaluate=evaluate, sampler=sampler)
+    ema = None if algorithm.personal else 0.5
+    recipe = toy_recipe(algorithm=algorithm, rounds=3, wire=wire, ema=ema, evaluate=evaluate, sampler=sampler)
     if isinstance(algorithm, Centralised):
         recipe = toy_recipe(algorithm=algorithm, rounds=3, wire=wire)
     results = {engine: run(recipe, tmp_path / engine, engine=engine) for engine in ("simulator", "loopback")}

@@ -9,6 +9,7 @@ import torch
 from toy import ToyStateful, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.feddiffuse import UDec
 from effuse.algorithms.localonly import LocalOnly
 from effuse.core.errors import FederationError, RunError
 from effuse.core.machine import Eager
@@ -24,6 +25,9 @@ RECIPES = {
     "stateful": toy_recipe(algorithm=ToyStateful(local=ADAM, cohort=2), rounds=4, ema=0.5),
     "local only": toy_recipe(
         algorithm=LocalOnly(local=ADAM), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)
+    ),
+    "udec": toy_recipe(
+        algorithm=UDec(local=ADAM, cohort=2), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)
     ),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
@@ -43,6 +47,9 @@ DEATHS = [
     ("stateful", "result", 1),  # all is done but the result
     ("local only", "fit", 5),
     ("local only", "checkpoint", 2),
+    ("udec", "fit", 4),  # a client that was met in this very round: it must be sent the whole model again
+    ("udec", "renamed", 5),
+    ("udec", "checkpoint", 2),
     ("centralised", "fit", 3),
     ("centralised", "checkpoint", 3),
 ]
@@ -181,7 +188,7 @@ def test_resuming_a_finished_run_gives_its_result(tmp_path):
 
 def test_old_states_and_checkpoints_are_dropped(tmp_path):
     run(RECIPES["stateful"], tmp_path / "run")
-    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
     for client in (tmp_path / "run" / "clients").iterdir():
         assert len(list(client.iterdir())) <= 2, "a client keeps the accepted state and the one before it"
 
@@ -194,14 +201,19 @@ def test_a_lost_client_folder_is_told(tmp_path, monkeypatch):
         resume(tmp_path / "run")
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_serves(tmp_path, monkeypatch, undisturbed):
+def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
     killed_run(RECIPES["centralised"], tmp_path / "run", monkeypatch, "checkpointed", 3)
     newest = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:-10])
-    with pytest.raises(RunError, match="cannot be read .* delete it to go on from the one before"):
+    with pytest.raises(RunError, match="cannot be read .* restore it from a backup, or start a new run"):
         resume(tmp_path / "run")
-    newest.unlink()
-    assert resume(tmp_path / "run")["weights_sha256"] == undisturbed("centralised")[0]["weights_sha256"]
+
+
+def test_what_a_killed_write_left_behind_is_swept(tmp_path, monkeypatch, undisturbed):
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "sync", 3)
+    assert list((tmp_path / "run").rglob("*.partial")), "the process died in the middle of a write"
+    assert resume(tmp_path / "run")["weights_sha256"] == undisturbed("stateful")[0]["weights_sha256"]
+    assert not list((tmp_path / "run").rglob("*.partial"))
 
 
 def test_a_second_run_into_the_same_folder_is_refused(tmp_path):

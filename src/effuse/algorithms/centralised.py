@@ -29,7 +29,7 @@ class Centralised(Algorithm):
         bench = fed.workbench
         net = bench.load(server.model)
         fit = bench.fit(net, self.local, fed.pool(), average=server.average)
-        fed.losses.append((fit.loss, fit.images))
+        fed.told(fit.loss, fit.images)
         return Pooled(bench.unload(net), average=fit.average)
 
     def average(self, server: Pooled) -> Params | None:

@@ -34,9 +34,18 @@ class LocalOnly(Algorithm):
     @on_client
     def train(self, client: Client, model: Model | None) -> Progress:
         net = client.load(self.own(client, model))
-        fit = client.fit(net, self.local, client.data)
+        fit = client.fit(net, self.local, client.data, average=client.state.get("average"))
         client.state["model"] = client.unload(net)
+        if fit.average is not None:
+            client.state["average"] = fit.average
         return Progress(float(client.size), fit.loss)
+
+    @property
+    def averages(self) -> bool:
+        return self.local.ema is not None
+
+    def own_average(self, client: Client, model: Model) -> Model:
+        return self.own(client, model).holding(client.state["average"])
 
     def own(self, client: Client, model: Model | None) -> Model:
         return client.state.get("model", model)

@@ -29,7 +29,8 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"] or ["--help"]
     try:
-        from effuse.cli import check, evaluate, list, resume, run, sample  # noqa: F401  (each registers its command)
+        # each registers its command
+        from effuse.cli import check, evaluate, list, reproduce, resume, run, sample  # noqa: F401
 
         code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         if code == INTERRUPTED:  # typer makes this of a Ctrl-C

@@ -18,7 +18,7 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import Solver
 from effuse.core.spec import field_hints, registry
 from effuse.core.task import Task
-from effuse.recipes import catalogue, find_recipe
+from effuse.recipes import catalogue, find_recipe, tables
 
 KINDS: dict[str, type] = {
     "data": Source, "partition": Partition, "model": Arch, "task": Task, "algorithm": Algorithm, "solver": Solver,
@@ -31,13 +31,14 @@ def list_(
     recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Show the keys of one recipe instead.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List recipes and everything that `--set` can name; with a recipe, its keys and values."""
+    """List recipes, tables and everything that `--set` can name; with a recipe, its keys and values."""
     if recipe is not None:
         _, found = find_recipe(recipe)
         keys = {key: str(getattr(found, key)) for key in field_hints(type(found))}
         print(json.dumps(keys)) if as_json else _table(recipe, [(k, v, "") for k, v in keys.items()])
         return
-    known: dict[str, dict[str, str]] = {"recipe": {n: _first_line(f) for n, f in sorted(catalogue().items())}}
+    functions: dict[str, dict[str, Any]] = {"recipe": catalogue(), "table": tables()}
+    known = {kind: {n: _first_line(f) for n, f in sorted(found.items())} for kind, found in functions.items()}
     for kind, base in KINDS.items():
         known[kind] = {_call(cls): _first_line(cls) for cls in sorted(registry(base).values(), key=lambda c: c.name)}
     if as_json:

@@ -50,6 +50,24 @@ def watched(folder: Path, as_json: bool, quiet: bool) -> Iterator[Observer]:
             raise Interrupted(f"`effuse resume {folder}` goes on from the last checkpoint" if begun else "") from None
 
 
+@contextlib.contextmanager
+def drawing(meter: Meter, silent: bool) -> Iterator[None]:
+    """Show that a long draw is getting on, where there is a terminal to show it."""
+    page = console()
+    if silent or not page.is_terminal:
+        yield
+        return
+    began = time.monotonic()
+    with page.status("drawing") as status:
+
+        def show() -> None:
+            rate = meter.evaluations / max(1e-9, time.monotonic() - began)
+            status.update(f"drawing: {meter.evaluations:,} network evaluations, {rate:,.0f} a second")
+
+        meter.watcher = show
+        yield
+
+
 class Display(Observer):
     """A live line: round, loss, images a second, traffic, time left; plain lines where there is no terminal."""
 

@@ -10,10 +10,9 @@ import typer
 from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RecipeName, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import show_result, show_spread, watched
-from effuse.core.errors import RecipeError, RunError
-from effuse.core.recipe import Recipe, read_manifest
-from effuse.core.spec import field_hints, text, with_values
+from effuse.core.errors import RecipeError
 from effuse.engines import driver
+from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
 
 
@@ -49,7 +48,8 @@ def run(
     planned = {n: (wanted.changed([f"seed={n}"]), root / f"seed-{n}") for n in _numbers(seeds)}
     begun = {n for n, (_, folder) in planned.items() if (folder / "manifest.json").exists()}
     for n in begun:
-        _require_same(*planned[n])
+        changed, folder = planned[n]
+        RunFolder(folder).require_same(changed)
     results = {}
     for n, (changed, folder) in planned.items():
         with watched(folder, as_json, quiet) as observer:
@@ -65,16 +65,6 @@ def run(
         print(json.dumps({"runs": {n: str(folder) for n, (_, folder) in planned.items()}, "metrics": spread}))
     elif not quiet:
         show_spread(spread, list(results))
-
-
-def _require_same(wanted: Recipe, folder: Path) -> None:
-    """Refuse to count a run of another recipe among these seeds."""
-    there = Recipe.restore(read_manifest(folder)["recipe"])
-    ours = with_values(wanted, "recipe", model=wanted.model.resolved(there.model.shape))
-    for key in field_hints(Recipe):
-        if (mine := getattr(ours, key)) != (theirs := getattr(there, key)):
-            was, now = text(theirs, full=False), text(mine, full=False)
-            raise RunError(f"{folder} was run with {key}={was}, not {now}; choose another --out")
 
 
 def _numbers(seeds: str) -> list[int]:

@@ -1,6 +1,7 @@
 """`effuse sample`: images out of a trained model."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RunPath
+from effuse.cli.progress import drawing
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.sampler import Sampler
 from effuse.core.spec import build_text
@@ -40,12 +42,19 @@ def sample(
         algorithm, last = opened.recipe.algorithm.name, opened.recipe.clients - 1
         raise RunError(f"{run}: {algorithm} trains a model for each client; choose one with --client 0 to {last}")
     how = None if sampler is None else build_text(sampler, Sampler, "sampler")
-    marks = {"seed": seed, "label": label, "client": client, "batch": batch, "sampler": how and how.name}
+    marks = {
+        "seed": seed,
+        "label": label,
+        "client": client,
+        "batch": batch,
+        "sampler": how and re.sub(r"\W+", "-", str(how)).strip("-"),
+    }
     marked = [f"{k}-{v}" for k, v in marks.items() if v is not None] + ["ema"] * ema
     where = out or run / "exports" / "-".join([format, str(n), *marked])  # tells exports of different requests apart
     if format == "imagefolder":
         require_empty(where)
-    images = opened.sample(n, seed=seed, labels=None if label is None else [label] * n, sampler=how, batch=batch)
+    with drawing(opened.meter, as_json or quiet):
+        images = opened.sample(n, seed=seed, labels=None if label is None else [label] * n, sampler=how, batch=batch)
     asked = {"n": n, "seed": seed, "label": label, "ema": ema, "client": client}
     written = export(images, format, where, opened, asked, opened.seeds(n, seed=seed, sampler=how, batch=batch), how)
     if as_json:

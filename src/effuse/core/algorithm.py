@@ -71,7 +71,7 @@ class Algorithm(Spec, ABC):
 
     jobs: ClassVar[dict[str, Job]] = {}
     personal: ClassVar[bool] = False  # clients end up with models of their own, evaluated where they are
-    early_stop: ClassVar[str | None] = None  # what makes `done` depend on trained values; a rehearsal then plays every round
+    early_stop: ClassVar[str | None] = None  # the reason, where trained values may end a run early (see fed.rehearsing)
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -102,9 +102,18 @@ class Algorithm(Spec, ABC):
         """A client's personal model, given the global one."""
         raise FederationError(f"{self.name} has no personal models")
 
+    def own_average(self, client: Client, model: Model) -> Model:
+        """The moving average of a client's personal model, where `averages` says that there is one."""
+        raise FederationError(f"{self.name} keeps no averages of personal models")
+
+    @property
+    def averages(self) -> bool:
+        """Whether personal models have a moving average, which is then evaluated beside them."""
+        return False
+
     @on_client
-    def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None) -> Drawn:
-        own = self.own(client, model)
+    def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None, average: bool) -> Drawn:
+        own = self.own_average(client, model) if average else self.own(client, model)
         return Drawn(client.generate(own, n, sampler) if sampler and n else None, own.params.digest())
 
 

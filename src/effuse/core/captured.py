@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset
-from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, restore
+from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.params import Params
@@ -133,7 +133,7 @@ class TrainingStep:
             self.machine.meter.trained(n)
         mean = mean_loss(list(losses.unbind()), sizes, work)
         torch._foreach_copy_(list(theirs.values()), ours)
-        kept = kept_state(self.optimiser, self.params) if self.solver.state == "kept" else None
+        kept = kept_state(self.optimiser, self.params) if work.solver.state == "kept" else None
         average = (
             None
             if self.average is None
@@ -145,8 +145,9 @@ class TrainingStep:
         self.lr.fill_(work.lr)
         for value in (v for state in self.optimiser.state.values() for v in state.values() if isinstance(v, Tensor)):
             value.zero_()
-        if work.optimiser is not None:
-            restore(self.optimiser, self.params, work.optimiser)
+        for full, value in (work.optimiser or {}).items():
+            key, _, name = full.partition("/")
+            self.optimiser.state[self.params[name]][key].copy_(value)  # the recording knows these tensors by address
         for k, v in work.given.items():
             _fill(self.given[k], v)
         if self.average is not None:
@@ -199,10 +200,11 @@ class _Recorded:
         key = (self.arch, tuple(x.shape), labels is not None)
         found = self.machine._evaluations.get(key)
         if found is None:
-            found = self.machine._evaluations[key] = Evaluation(self.machine, self.arch, x, labels is not None)
+            with RECORDING:
+                found = self.machine._evaluations[key] = Evaluation(self.machine, self.arch, x, labels is not None)
             self.machine.captures += 1
         if id(found) not in self.filled:
-            own, theirs = dict(found.net.named_parameters()), dict(self.net.named_parameters())
+            own, theirs = found.net.state_dict(keep_vars=True), self.net.state_dict(keep_vars=True)
             torch._foreach_copy_(list(own.values()), list(theirs.values()))
             self.filled.add(id(found))
         return found(x, t, labels)
@@ -231,13 +233,17 @@ def recorded(step: Any) -> torch.cuda.CUDAGraph:
 def step_key(arch: Arch, work: Work) -> tuple[Any, ...]:
     """What makes two fits the same recording: all but weights, data, rates and amounts of work."""
     data = work.shard.dataset
-    given = tuple(
-        (k, tuple(v.items() and v) if isinstance(v, Params) else type(v).__name__) for k, v in sorted(work.given.items())
-    )
+    given = tuple((k, _layout(v)) for k, v in sorted(work.given.items()))
     return (
         arch, kind_of(work.solver), work.loss, work.direction, given,
         tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip,
     )  # fmt: skip
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, Params):
+        return tuple((k, tuple(t.shape)) for k, t in value.items())
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def kind_of(solver: Solver) -> Solver:

@@ -1,6 +1,8 @@
 """What a client holds: labelled images as integers, the split that gave them to it, and where they came from."""
 
 import dataclasses
+import functools
+import hashlib
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
@@ -53,6 +55,16 @@ class Dataset:
 
     def to(self, device: torch.device) -> "Dataset":
         return dataclasses.replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of images and labels."""
+        h = hashlib.sha256()
+        for tensor in (self.images, self.labels):
+            h.update(f"{tensor.dtype} {tuple(tensor.shape)} {self.peak}\n".encode())
+            if not tensor.is_meta:
+                h.update(memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        return h.hexdigest()
 
     def floats(self, images: Tensor) -> Tensor:
         """Stored integers as floats in [-1, 1]."""

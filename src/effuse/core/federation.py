@@ -34,10 +34,12 @@ class Federation(ABC):
     """Asks clients and keeps the books; engines say how a message gets there and back."""
 
     link: ClassVar[str] = "client-server"
+    rehearsing: ClassVar[bool] = False  # values are shapes only: where they would decide, an algorithm takes the longest way
 
     def __init__(self, algorithm: Algorithm, clients: Sequence[int], workbench: Workbench, seed: int, wire: str) -> None:
         self.algorithm = algorithm
         self.clients = list(clients)
+        self._known = set(self.clients)
         self.workbench = workbench
         self.ledger = Ledger(wire)
         self.seed = seed
@@ -85,6 +87,8 @@ class Federation(ABC):
 
     def ask(self, job: Callable[..., Any], clients: Sequence[int], **arguments: Any) -> Iterator[tuple[int, Any]]:
         """Send one message to several clients; answers come lazily, in cohort order."""
+        if len(set(clients)) != len(clients):
+            raise FederationError(f"round {self.t}, job '{job.__name__}': a client is asked twice in {list(clients)}")
         return self.ask_each(job, {client: arguments for client in clients})
 
     def ask_each(self, job: Callable[..., Any], messages: Mapping[int, dict[str, Any]]) -> Iterator[tuple[int, Any]]:
@@ -94,7 +98,7 @@ class Federation(ABC):
         sent: dict[int, Any] = {}
         made: dict[int, tuple[Any, Any]] = {}  # one message per distinct arguments, so that a broadcast is encoded once
         for client, arguments in messages.items():
-            if client not in self.clients:
+            if client not in self._known:
                 raise FederationError(f"round {self.t}, job '{what.name}': there is no client {client}")
             if client in self._busy:
                 raise FederationError(
@@ -132,13 +136,20 @@ class Federation(ABC):
     def _answers(self, job: Job, arriving: Iterator[tuple[int, Any, str | None]]) -> Iterator[tuple[int, Any]]:
         for client, reply, snapshot in arriving:
             self._busy.discard(client)
-            if snapshot is not None:
-                self.snapshots[client] = snapshot
-            loss = getattr(reply, "loss", None)
-            if loss is not None:
-                self.losses.append((loss, getattr(reply, "weight", 1.0)))
-            self.on_reply(client, reply)
+            if self._column == EVALUATION:
+                if snapshot != self.snapshots.get(client):
+                    raise FederationError(f"job '{job.name}': client {client} changed its state while being evaluated")
+            else:
+                if snapshot is not None:
+                    self.snapshots[client] = snapshot
+                self.told(getattr(reply, "loss", None), getattr(reply, "weight", 1.0))
+                self.on_reply(client, reply)
             yield client, reply
+
+    def told(self, loss: float | None, weight: float) -> None:
+        """Note a loss for the display and the round's line; replies with `loss` and `weight` are noted by themselves."""
+        if loss is not None:
+            self.losses.append((loss, weight))
 
     def _charge(self, direction: str, client: int, what: Any, wire_bytes: int = 0) -> None:
         self.ledger.charge(Account(self._column, self.link, direction, client), what, wire_bytes)

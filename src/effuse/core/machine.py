@@ -14,7 +14,7 @@ from effuse.core.data import Shard
 from effuse.core.errors import TrainingError
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model, fill
-from effuse.core.params import Params
+from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
@@ -67,11 +67,15 @@ class Machine(ABC):
     meter: Meter
 
     @abstractmethod
-    def load(self, model: Model) -> nn.Module:
-        """A network holding the model's values; it is the caller's until `release`."""
+    def load(self, model: Model, owner: object = None) -> nn.Module:
+        """A network holding the model's values; it is the owner's until `release`."""
 
-    def release(self) -> None:
-        """Take back every network handed out; called when a job is over."""
+    def release(self, owner: object = None) -> None:
+        """Take back every network that the owner was lent."""
+
+    def values(self, net: nn.Module) -> tuple[Params, Buffers]:
+        """Copies of a network's present values."""
+        return Params.of(net), Buffers.of(net)
 
     @abstractmethod
     def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
@@ -91,21 +95,24 @@ class Eager(Machine):
         self.device = device
         self.task = task
         self.meter = Meter()
-        self._pool: dict[Arch, list[nn.Module]] = defaultdict(list)
-        self._lent: dict[Arch, int] = defaultdict(int)
+        self._free: dict[Arch, list[nn.Module]] = defaultdict(list)
+        self._lent: dict[object, list[nn.Module]] = defaultdict(list)
 
-    def load(self, model: Model) -> nn.Module:
+    def load(self, model: Model, owner: object = None) -> nn.Module:
         # building a U-Net costs more than a training step: networks are kept and refilled
-        pool, lent = self._pool[model.arch], self._lent[model.arch]
-        if lent == len(pool):
+        free = self._free[model.arch]
+        if not free:
             with keyed(Stream(("blank",))), torch.device(self.device):
-                pool.append(model.arch.build())
-        self._lent[model.arch] += 1
-        fill(pool[lent], model)
-        return pool[lent].train()  # as a new network is; the last job may have left it in the other mode
+                free.append(model.arch.build())
+        net = free.pop()
+        self._lent[owner].append(net)
+        fill(net, model)
+        net.arch = model.arch  # type: ignore[assignment]
+        return net.train().requires_grad_(True)  # as a new network is, whatever the last job left behind
 
-    def release(self) -> None:
-        self._lent.clear()
+    def release(self, owner: object = None) -> None:
+        for net in self._lent.pop(owner, []):
+            self._free[net.arch].append(net)  # type: ignore[index]
 
     def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
         solver = work.solver

@@ -36,6 +36,9 @@ class Images:
     def first(self, n: int) -> "Images":
         return Images(self.pixels[:n], None if self.labels is None else self.labels[:n])
 
+    def rows(self, chosen: Tensor) -> "Images":
+        return Images(self.pixels[chosen], None if self.labels is None else self.labels[chosen])
+
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
@@ -58,7 +61,9 @@ class Subject:
     predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
     cache: Path | None = None  # reference features and encoders live here between evaluations and runs
     # what the metrics of one evaluation share: loaded encoders, features of the samples
+    # networks and reference features; whoever evaluates several models shares it between their subjects
     memo: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    encoded: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)  # features of the samples
 
     def real(self, split: str) -> Dataset:
         return self.train if split == "train" else self.test

@@ -23,6 +23,8 @@ class Arch(Spec, ABC):
 
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # part -> prefixes of parameter names; together they match each once
 
+    travels: ClassVar[bool] = True  # whether it may stand in a message: what reads a path of its receiver's may not
+
     side: int | None = None
     channels: int | None = None
     classes: int | None = None

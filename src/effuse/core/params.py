@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -160,22 +160,36 @@ class Buffers(Params):
         )
 
 
-def mean(updates: Iterable[tuple[T, float]]) -> T:
-    """The weighted mean of parameters or models, holding one of them at a time.
+class Mean(Generic[T]):
+    """The weighted mean of what was added so far.
 
     A running mean, so that equal updates average to exactly themselves and the weights need not be known beforehand.
     """
-    average: Any = None
-    total = 0.0
-    for value, weight in updates:
+
+    def __init__(self) -> None:
+        self._average: Any = None
+        self._total = 0.0
+
+    def add(self, value: T, weight: float) -> None:
         if not weight > 0:
             raise ModelError(f"an update has weight {weight}; weights must be positive")
-        total += weight
-        average = value if average is None else average.lerp(value, weight / total)
+        self._total += weight
+        self._average = value if self._average is None else self._average.lerp(value, weight / self._total)
+
+    @property
+    def value(self) -> T:
+        if self._average is None:
+            raise ModelError("there is nothing to average: no client answered")
+        return self._average
+
+
+def mean(updates: Iterable[tuple[T, float]]) -> T:
+    """The weighted mean of parameters or models, holding one of them at a time."""
+    average: Mean[T] = Mean()
+    for value, weight in updates:
+        average.add(value, weight)
         del value  # or it would live on while the next one is made
-    if average is None:
-        raise ModelError("there is nothing to average: no client answered")
-    return average
+    return average.value
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -117,9 +117,15 @@ def _apart(tensors: list[Tensor]) -> Iterator[Tensor]:
     seen: set[int] = set()
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
+        _finite_tensor(plain)
         place = plain.untyped_storage().data_ptr()
         yield plain.clone() if place in seen else plain
         seen.add(place)
+
+
+def _finite_tensor(tensor: Tensor) -> None:
+    if tensor.is_floating_point() and tensor.numel() and not bool(tensor.norm(float("inf")).isfinite()):
+        raise WireError("a message holds a tensor with a non-finite number")
 
 
 def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
@@ -135,8 +141,7 @@ def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
     tensors = [named[k] for k in sorted(named)]
     for tensor in tensors:
         _check_kind(tensor, Tensor, "a message")
-        if tensor.is_floating_point() and tensor.numel() and not bool(tensor.norm(float("inf")).isfinite()):
-            raise WireError("a message holds a tensor with a non-finite number")
+        _finite_tensor(tensor)
     used: set[int] = set()
     value = _unpack(tree, hint, tensors, used, "message")
     if len(used) != len(tensors):
@@ -164,17 +169,30 @@ def each_params(value: Any) -> Iterator[Params | Tensor]:
             yield from each_params(item)
 
 
+def placed(value: Any, device: torch.device) -> Any:
+    """The same message with every tensor on a device."""
+    if isinstance(value, Params):
+        return value.to(device)
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return _rebuilt(value, lambda item: placed(item, device))
+
+
 def map_params(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same message with every tensor of its Params changed."""
     if isinstance(value, Params):
         return value.map(change)
+    return _rebuilt(value, lambda item: map_params(item, change))
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A message or container with each of its items changed; anything else as it is."""
     if is_message(type(value)):
-        items = {f.name: map_params(getattr(value, f.name), change) for f in dataclasses.fields(value)}
-        return type(value)(**items)
+        return type(value)(**{f.name: change(getattr(value, f.name)) for f in dataclasses.fields(value)})
     if isinstance(value, dict):
-        return {k: map_params(v, change) for k, v in value.items()}
+        return {k: change(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map_params(v, change) for v in value)
+        return type(value)(change(v) for v in value)
     return value
 
 
@@ -246,6 +264,8 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
             raise WireError(str(error)) from None
         if not isinstance(made, hint):
             raise WireError(f"{where} is {type(made).__name__}, but a {hint.name} is declared")
+        if not getattr(made, "travels", True):
+            raise WireError(f"{where} is a {made.name}, which may stand in a recipe but not in a message")
         return made
     if is_message(hint):
         cls = _named(tree, hint)

@@ -10,7 +10,7 @@ from effuse.core.errors import FederationError
 from effuse.core.machine import Machine, Work
 from effuse.core.metric import Images
 from effuse.core.model import Model
-from effuse.core.params import Buffers, Params
+from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
@@ -33,8 +33,12 @@ class Workbench:
 
     def begin(self, address: Stream, federated: int) -> None:
         """Start a job or a server round: its draws are keyed by this address."""
+        self.end()
         self._address, self._calls, self.federated = address, 0, federated
-        self.machine.release()
+
+    def end(self) -> None:
+        """Give back the networks of the job that is over."""
+        self.machine.release(self.id)
 
     def stream(self, purpose: str) -> Stream:
         """A stream of this place's own; every use gets a new one."""
@@ -43,13 +47,11 @@ class Workbench:
 
     def load(self, model: Model) -> nn.Module:
         """A network with the model's values, this job's to change."""
-        net = self.machine.load(model)
-        net.arch = model.arch  # type: ignore[assignment]
-        return net
+        return self.machine.load(model, self.id)
 
     def unload(self, net: nn.Module) -> Model:
         """The network's present values as a model."""
-        return Model(net.arch, Params.of(net), Buffers.of(net))  # type: ignore[arg-type]
+        return Model(net.arch, *self.machine.values(net))  # type: ignore[arg-type]
 
     def rate(self, solver: Solver) -> float:
         """The solver's learning rate in this round."""
@@ -69,16 +71,24 @@ class Workbench:
         """Train the network in place on a shard."""
         if not len(data):
             raise FederationError(f"{self.where}: there is no data to fit; relax the partition or drop this client")
-        kept = self.state.get("optimiser") if solver.state == "kept" else None
-        if kept is not None and self.state.get("optimiser_arch") != str(net.arch):
-            kept = None  # moments of a network that has since been cut mean nothing
+        for function in (loss, direction):
+            if function is not None and (function.__closure__ or "<lambda>" in function.__qualname__):
+                raise FederationError(
+                    f"{self.where}: {function.__qualname__} holds values of its own; a loss or direction is a plain function of a "
+                    "module, and what it needs goes through `given`"
+                )
+        # moments mean nothing to another kind of solver, nor to a network that has since been cut
+        place = f"optimiser of {solver.name} on {net.arch}"
+        kept = self.state.get(place) if solver.state == "kept" else None
         work = Work(
             solver=solver, shard=data, lr=self.rate(solver), stream=self.stream("fit"), place=self.id, where=self.where,
             loss=loss, direction=direction, given=given or {}, optimiser=kept, average=average,
         )  # fmt: skip
         done, kept = self.machine.fit(net, work)
         if kept is not None:
-            self.state["optimiser"], self.state["optimiser_arch"] = kept, str(net.arch)
+            for old in [k for k in self.state if k.startswith(f"optimiser of {solver.name} on ")]:
+                del self.state[old]
+            self.state[place] = kept
         return done
 
     def generate(
@@ -87,7 +97,12 @@ class Workbench:
         """Draw `n` images; a conditional model without labels draws its classes in turn."""
         if labels is None and getattr(model.arch, "conditional", False):
             labels = torch.arange(n) % model.arch.shape.classes
-        return self.machine.generate(self.load(model), model.arch, n, sampler, labels, stream or self.stream("generate"))
+        borrower = object()  # given back at once: a job that draws from a hundred models needs one network
+        try:
+            net = self.machine.load(model, borrower)
+            return self.machine.generate(net, model.arch, n, sampler, labels, stream or self.stream("generate"))
+        finally:
+            self.machine.release(borrower)
 
     @property
     def where(self) -> str:

@@ -10,7 +10,6 @@ from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.engines.driver import Played, played
 from effuse.engines.evaluation import wanted_samples
-from effuse.engines.folder import KEPT_CHECKPOINTS
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
 from effuse.metrics.cost import activation_bytes, macs, parameters
@@ -36,7 +35,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     traffic |= {k: training[k] for k in ("parameters", "bytes")}
     traffic["links"] = {k: {d: v[d]["bytes"] for d in v} for k, v in training["links"].items()}
     traffic["evaluation"] = {k: ledger[EVALUATION][k] for k in ("parameters", "bytes")}
-    traffic["per_round"] = [{k: r[k] for k in ("parameters", "bytes")} for r in rounds]
+    traffic["per_round"] = rounds
     traffic["clients"] = training["clients"]
     return {
         "recipe": name or "recipe",
@@ -46,7 +45,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "traffic": traffic,
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train),
-        "disk": disk(fed, model),
+        "disk": disk(recipe, fed, model),
         "warnings": warnings(recipe, shards),
     }
 
@@ -60,16 +59,18 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> list[dict[str, Any
     for done in played(recipe, fed, server, 0, 0):
         if done.look and recipe.algorithm.personal:
             _rehearse_evaluation(recipe, fed, done)
-        closed.append(fed.ledger.close())
+        closed.append({k: v for k, v in fed.ledger.close().items() if k in ("parameters", "bytes")})
     return closed
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
     n = wanted_samples(recipe)
+    model = recipe.algorithm.deliver(done.server)
     with fed.evaluating():
-        model = recipe.algorithm.deliver(done.server)
-        for _ in fed.ask(recipe.algorithm.draw, fed.clients, model=model, n=n, sampler=recipe.sampler):
-            pass
+        for average in (False, True) if recipe.algorithm.averages else (False,):
+            asked = {"model": model, "n": n, "sampler": recipe.sampler, "average": average}
+            for _ in fed.ask(recipe.algorithm.draw, fed.clients, **asked):
+                pass
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
@@ -81,12 +82,12 @@ def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
     return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}
 
 
-def disk(fed: Rehearsal, model: Model) -> dict[str, int]:
-    """Bytes a run folder comes to hold: checkpoints, the model, client states."""
+def disk(recipe: Recipe, fed: Rehearsal, model: Model) -> dict[str, int]:
+    """Bytes a run folder comes to hold: a checkpoint and the next one, client states likewise, the model; more with an average."""
+    copies = 1 if recipe.ema is None else 2
     states = sum(fed.worker.snapshots(k).nbytes for k in fed.clients)
-    checkpoints = (KEPT_CHECKPOINTS + 1) * model.params.nbytes
-    return {"checkpoints": checkpoints, "clients": 2 * states, "model": model.params.nbytes,
-            "total": checkpoints + 2 * states + model.params.nbytes}  # fmt: skip
+    parts = {"checkpoints": 2 * copies * model.params.nbytes, "clients": 2 * states, "model": copies * model.params.nbytes}
+    return parts | {"total": sum(parts.values())}
 
 
 def warnings(recipe: Recipe, shards: list[Shard]) -> list[str]:

@@ -15,10 +15,9 @@ from effuse.core.errors import RecipeError, RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.ledger import TRAINING
 from effuse.core.model import Model
-from effuse.core.params import Params
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
-from effuse.core.wire import map_params
+from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
 from effuse.engines.device import machines_for, pick_device
 from effuse.engines.evaluation import Evaluator
@@ -28,8 +27,9 @@ from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
 from effuse.engines.refusals import refuse
 from effuse.engines.save import save_model
-from effuse.engines.simulator import Simulator, Untouched, on_disk
+from effuse.engines.simulator import Simulator, on_disk
 from effuse.engines.state import Snapshots
+from effuse.engines.untouched import Untouched
 
 ENGINES = {"simulator": Simulator, "loopback": Loopback}
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
@@ -59,7 +59,7 @@ def run(
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():
-        folder.create(recipe, name, engine, place.type)
+        folder.create(recipe, name, engine, place.type, {"train": train.digest, "test": test.digest})
         return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
 
 
@@ -75,6 +75,9 @@ def resume(out: Path, *, device: str | None = None, observer: Observer | None = 
         if folder.result.exists():
             return folder.read_result()
         train, test = recipe.data.load("train"), recipe.data.load("test")
+        for split, found in (("train", train), ("test", test)):
+            if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
+                raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
         return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
 
 
@@ -94,12 +97,13 @@ def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: i
     algorithm = recipe.algorithm
 
     def over() -> bool:
-        return (server.phase == FEDERATE and federated >= recipe.rounds) or algorithm.done(server)
+        enough = server.phase == FEDERATE and federated >= recipe.rounds
+        return enough or algorithm.done(server)
 
     while not over():
         fed.begin(t, federated)
         phase = server.phase
-        with Untouched(server, f"the server program of {algorithm.name}"):
+        with Untouched(server, f"the server program of {algorithm.name}", "the state it was handed"):
             after = algorithm.round(server, fed)
         fed.close()
         server = after
@@ -136,7 +140,7 @@ class Run:
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
-        self.ema: Params | None = None
+        self.ema: Model | None = None
         self.seconds = 0.0
         self.metrics: dict[str, Any] = {}
         self.digests: list[str] = []
@@ -182,25 +186,27 @@ class Run:
         fed, recipe = self.fed, self.recipe
         saved = self.folder.load_checkpoint()
         if saved is not None:
-            self.ema, self.seconds = None if saved.ema is None else saved.ema.to(self.machine.device), saved.seconds
+            self.ema, self.seconds = placed(saved.ema, self.machine.device), saved.seconds
             fed.snapshots, fed.durable = dict(saved.snapshots), dict(saved.snapshots)
             fed.ledger.restore(saved.ledger)
             self.metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
-            fed.workbench.state = self.bench_state.read(saved.workbench)
-            server = map_params(saved.server, lambda tensor: tensor.to(self.machine.device))
-            return server, saved.t, saved.federated
+            fed.workbench.state = placed(self.bench_state.read(saved.workbench), self.machine.device)
+            self.folder.cut(saved.lines)
+            return placed(saved.server, self.machine.device), saved.t, saved.federated
+        self.folder.cut(0)
         fed.begin(SETUP_T, 0)
         initial = recipe.model.initial(stream(recipe.seed, SETUP_T, "model", 0, SERVER, "initial")).to(self.machine.device)
         server = recipe.algorithm.setup(initial, fed)
         fed.close()
         return server, 0, 0
 
-    def _averaged(self, server: Server, model: Model) -> Params | None:
+    def _averaged(self, server: Server, model: Model) -> Model | None:
         if self.recipe.ema is None:
-            return self.recipe.algorithm.average(server)
-        if self.ema is None or any(self.ema[k].shape != t.shape for k, t in model.params.items()):
-            return model.params  # also restarted when the network was cut
-        return self.ema.lerp(model.params, 1 - self.recipe.ema)
+            own = self.recipe.algorithm.average(server)
+            return None if own is None else model.holding(own)
+        if self.ema is None or self.ema.arch != model.arch:
+            return model  # also restarted when the network was cut
+        return self.ema.lerp(model, 1 - self.recipe.ema)
 
     def _record(self, done: "Played", trained: int, seconds: float) -> dict[str, Any]:
         weight = sum(w for _, w in self.fed.losses)
@@ -219,10 +225,13 @@ class Run:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
         if self.recipe.algorithm.personal:
             found, self.digests = self.evaluator.look_at_clients(self.fed, model, picture)
+            if self.recipe.algorithm.averages:
+                smooth, _ = self.evaluator.look_at_clients(self.fed, model, picture.with_stem(f"{picture.stem}-ema"), True)
+                found |= {f"{name}_ema": m for name, m in smooth.items()}
             return found
         found = self.evaluator.look(model, picture)
         if self.ema is not None:
-            smooth = self.evaluator.look(model.holding(self.ema), picture.with_stem(f"{picture.stem}-ema"))
+            smooth = self.evaluator.look(self.ema, picture.with_stem(f"{picture.stem}-ema"))
             found |= {f"{name}_ema": m for name, m in smooth.items()}
         return found
 
@@ -254,16 +263,18 @@ class Run:
         model = self.recipe.algorithm.deliver(server)
         save_model(model, self.recipe, self.folder.path / "model")
         if self.ema is not None:
-            save_model(model.holding(self.ema), self.recipe, self.folder.path / "model-ema")
+            save_model(self.ema, self.recipe, self.folder.path / "model-ema")
         ledger = self.fed.ledger.report()
-        self.folder.write_json("ledger.json", ledger | {"per_round": [r["traffic"] for r in self.folder.records()]})
+        records = self.folder.records()
+        per_round = [{k: r["traffic"][k] for k in ("parameters", "bytes")} for r in records]
+        self.folder.write_json("ledger.json", ledger | {"per_round": per_round})
         result = {
             "weights_sha256": weights_digest(model, self.digests),
             "metrics": self.metrics,
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
-            "images": sum(r["images"] for r in self.folder.records()),
+            "images": sum(r["images"] for r in records),
             "seconds": self.seconds + time.monotonic(),
         }
         if self.recipe.algorithm.personal:

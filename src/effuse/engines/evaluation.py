@@ -36,6 +36,7 @@ class Evaluator:
         self.train, self.test = train, test
         self.bench = bench
         self.cache = cache
+        self.memo: dict[str, Any] = {}
 
     def samples(self, model: Model) -> Images | None:
         """The evaluation's own samples of a model: the same noise whatever the round."""
@@ -49,6 +50,7 @@ class Evaluator:
         subject = Subject(
             train=self.train, test=self.test, data=text(self.recipe.data, full=False), device=self.bench.machine.device,
             samples=_taker(images), predict=None if model is None else self._predictor(model), cache=self.cache,
+            memo=self.memo,
         )  # fmt: skip
         found: dict[str, Measurement] = {}
         for metric in self.recipe.evaluate.metrics:
@@ -56,8 +58,9 @@ class Evaluator:
         return found
 
     def _predictor(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+        net = self.bench.load(model).eval()
+
         def predict(x: torch.Tensor) -> torch.Tensor:
-            net = self.bench.load(model).eval()
             with torch.no_grad():
                 return Net(net)(x.to(self.bench.machine.device)).cpu()
 
@@ -70,7 +73,9 @@ class Evaluator:
             save_grid(images.first(self.recipe.evaluate.grid), picture)
         return {name: report(m) for name, m in self.measure(images, model).items()}
 
-    def look_at_clients(self, fed: Federation, model: Model, pictures: Path) -> tuple[dict[str, Any], list[str]]:
+    def look_at_clients(
+        self, fed: Federation, model: Model, pictures: Path, average: bool = False
+    ) -> tuple[dict[str, Any], list[str]]:
         """Metrics of every client's personal model (mean and spread), of equal shares pooled, and the models' digests."""
         wanted, grid = wanted_samples(self.recipe), self.recipe.evaluate.grid
         share = -(-wanted // len(fed.clients))
@@ -78,27 +83,33 @@ class Evaluator:
         each: list[dict[str, Measurement]] = []
         shares: list[Images] = []
         with fed.evaluating():
-            for client, drawn in fed.ask(
-                fed.algorithm.draw, fed.clients, model=model, n=wanted, sampler=self.recipe.sampler
-            ):
+            asked = {"model": model, "n": wanted, "sampler": self.recipe.sampler, "average": average}
+            for client, drawn in fed.ask(fed.algorithm.draw, fed.clients, **asked):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
                     each.append(self.measure(drawn.images, None))
-                    shares.append(drawn.images.first(share))
+                    # each client gives other rows, since labels run in turn: the first rows of all would be of a few classes
+                    shares.append(drawn.images.rows((torch.arange(share) + len(shares) * share) % wanted))
                     if grid:
                         save_grid(drawn.images.first(grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
         if not shares:
             return {}, digests
-        labels = [s.labels for s in shares]
-        pooled = Images(torch.cat([s.pixels for s in shares]), None if labels[0] is None else torch.cat(labels))
         found = {}
         for name in each[0]:
             values = [m[name].value for m in each]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             found[name] = report(each[0][name]) | {"value": statistics.fmean(values), "std": spread, "clients": values}
-        for name, m in self.measure(pooled, None).items():
+        for name, m in self.measure(in_turn(shares), None).items():
             found[f"{name}_pooled"] = report(m)
+            found[f"{name}_pooled"]["protocol"] = m.protocol | {"clients": len(shares)}
         return found, digests
+
+
+def in_turn(shares: list[Images]) -> Images:
+    """Equal shares, one image of each client in turn: however many of them a metric takes first, it takes of all alike."""
+    labels = [s.labels for s in shares if s.labels is not None]
+    pixels = torch.stack([s.pixels for s in shares], dim=1).flatten(0, 1)
+    return Images(pixels, torch.stack(labels, dim=1).flatten() if labels else None)
 
 
 def wanted_samples(recipe: Recipe) -> int:

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import re
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,24 +15,23 @@ from effuse.core.errors import RunError
 
 def write_atomically(path: Path, blob: bytes) -> None:
     """Write a file so that a crash at any moment leaves either the old one or the new one."""
-    handle, temporary = -1, ""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
+        with open(partial, "wb") as file:
             file.write(blob)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        os.replace(partial, path)
+        sync_file(path.parent)  # makes the rename last
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise disk_error(path, error) from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename last."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync_file(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -14,12 +14,11 @@ import torch
 import effuse
 from effuse.core.algorithm import Server
 from effuse.core.errors import RunError, WireError
-from effuse.core.params import Params
-from effuse.core.recipe import Recipe
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.spec import field_hints, text, with_values
 from effuse.core.wire import decode, encode, message
-from effuse.engines.files import write_atomically, writing
-
-KEPT_CHECKPOINTS = 2  # the newest may be the one being replaced when the power goes
+from effuse.engines.files import sync_file, write_atomically, writing
 
 
 @message
@@ -29,7 +28,7 @@ class Checkpoint:
     t: int  # the next round
     federated: int
     server: Server
-    ema: Params | None
+    ema: Model | None
     snapshots: dict[int, str]
     workbench: str | None  # the snapshot of the server's own optimiser
     ledger: dict[str, list[int]]
@@ -64,13 +63,23 @@ class RunFolder:
                 f"{self.path} already holds a run; choose another --out, or go on with `effuse resume {self.path}`"
             )
 
-    def create(self, recipe: Recipe, name: str, engine: str, device: str) -> None:
+    def require_same(self, recipe: Recipe) -> None:
+        """Refuse a run of another recipe than this one."""
+        there = Recipe.restore(read_manifest(self.path)["recipe"])
+        ours = with_values(recipe, "recipe", model=recipe.model.resolved(there.model.shape))
+        for key in field_hints(Recipe):
+            if (mine := getattr(ours, key)) != (theirs := getattr(there, key)):
+                was, now = text(theirs, full=False), text(mine, full=False)
+                raise RunError(f"{self.path} was run with {key}={was}, not {now}; choose another --out")
+
+    def create(self, recipe: Recipe, name: str, engine: str, device: str, data: dict[str, str]) -> None:
         """Claim the folder for a new run."""
         self.require_new()
         manifest = {
             "effuse": effuse.__version__,
             "name": name,
             "recipe": recipe.saved(),
+            "data_sha256": data,
             "engine": engine,
             "device": device,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -113,27 +122,34 @@ class RunFolder:
         folder = self.path / "checkpoints"
         with writing(folder):
             folder.mkdir(exist_ok=True)
+        if self.rounds.exists():  # the lines that a checkpoint counts must be as durable as itself
+            sync_file(self.rounds)
         write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint))
-        for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
+        for old in self._checkpoints()[:-1]:
             old.unlink(missing_ok=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint, with rounds.jsonl cut back to it."""
+        """The newest checkpoint."""
         newest = self._checkpoints()[-1:]
         if not newest:
-            self._cut(0)
             return None
         try:
             checkpoint: Checkpoint = decode(newest[0].read_bytes(), Checkpoint)
         except WireError as error:
-            raise RunError(f"{newest[0]} cannot be read ({error}); delete it to go on from the one before") from None
-        self._cut(checkpoint.lines)
+            raise RunError(f"{newest[0]} cannot be read ({error}); restore it from a backup, or start a new run") from None
         return checkpoint
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("*.safetensors"))
 
-    def _cut(self, size: int) -> None:
-        if self.rounds.exists():
+    def cut(self, size: int) -> None:
+        """Drop lines of rounds.jsonl that belong to no checkpoint, and what a killed write left behind."""
+        there = self.rounds.stat().st_size if self.rounds.exists() else 0
+        if there < size:
+            raise RunError(f"{self.rounds} has {there} bytes where the checkpoint counts {size}; restore it from a backup")
+        if there:
             with writing(self.rounds), open(self.rounds, "r+b") as file:
                 file.truncate(size)
+        for folder in (self.path, self.path / "checkpoints", self.path / "server", *self.path.glob("clients/*")):
+            for partial in folder.glob(".*.partial"):
+                partial.unlink(missing_ok=True)

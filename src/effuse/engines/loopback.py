@@ -6,7 +6,7 @@ from typing import Any
 from effuse.core.algorithm import Algorithm, Job
 from effuse.core.federation import Order
 from effuse.core.spec import build, parse, text
-from effuse.core.wire import decode, encode, map_params
+from effuse.core.wire import decode, encode, placed
 from effuse.engines.simulator import InProcess
 from effuse.engines.state import frame, unframe
 from effuse.engines.worker import Receipt
@@ -37,4 +37,4 @@ class Loopback(InProcess):
             reply = decode(blob, job.returns)
             self._charge("up", client, reply, len(answer))
             device = self.workbench.machine.device
-            yield client, map_params(reply, lambda t: t.to(device)), decode(receipt, Receipt).snapshot
+            yield client, placed(reply, device), decode(receipt, Receipt).snapshot

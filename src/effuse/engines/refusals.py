@@ -19,6 +19,10 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     if isinstance(cohort, int) and cohort > recipe.clients:
         there = f"there are {recipe.clients}"
         raise RecipeError(f"algorithm.cohort: {cohort} clients a round, but {there}; lower it or raise clients")
+    if recipe.algorithm.personal and recipe.ema is not None:
+        raise RecipeError(
+            f"ema: {recipe.algorithm.name} has a model per client; average those by algorithm.local.ema instead"
+        )
     try_step(recipe, hollow_model(recipe))
     refuse_evaluation(recipe, train, test)
 

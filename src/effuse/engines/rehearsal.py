@@ -13,7 +13,7 @@ from effuse.core.federation import Order
 from effuse.core.machine import Machine, Meter, Work
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model
-from effuse.core.params import Params
+from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit
@@ -30,12 +30,18 @@ class Hollow(Machine):
         self.meter = Meter()
         self.steps: Counter[str] = Counter()
         self._nets: dict[Arch, nn.Module] = {}
+        self._values: dict[Arch, tuple[Params, Buffers]] = {}
 
-    def load(self, model: Model) -> nn.Module:
+    def load(self, model: Model, owner: object = None) -> nn.Module:
         if model.arch not in self._nets:
             with self.device:
-                self._nets[model.arch] = model.arch.build()
+                self._nets[model.arch] = net = model.arch.build()
+            net.arch = model.arch  # type: ignore[assignment]
+            self._values[model.arch] = super().values(net)
         return self._nets[model.arch]
+
+    def values(self, net: nn.Module) -> tuple[Params, Buffers]:
+        return self._values[net.arch]  # type: ignore[index]
 
     def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
         size = len(work.shard)
@@ -57,6 +63,8 @@ class Hollow(Machine):
 
 class Rehearsal(InProcess):
     """Runs jobs on shapes."""
+
+    rehearsing = True
 
     def __init__(self, algorithm: Algorithm, shards: Sequence[Shard], *, rounds: int, seed: int, wire: str = "fp32") -> None:
         self.machine = Hollow()

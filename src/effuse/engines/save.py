@@ -117,7 +117,9 @@ def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
     checkpoint = RunFolder(run).load_checkpoint()
     name = None if checkpoint is None else checkpoint.snapshots.get(client)
     if name is None:
-        raise RunError(f"{run} has no model of client {client}; its clients are 0 to {recipe.clients - 1}")
+        there = 0 <= client < recipe.clients
+        why = f"client {client} never took part" if there else f"its clients are 0 to {recipe.clients - 1}"
+        raise RunError(f"{run} has no model of client {client}; {why}")
     bench: Any = Workbench(Eager(torch.device("cpu"), recipe.task), recipe.rounds, client)
     bench.state = Snapshots(run / "clients" / str(client)).read(name)
     return recipe.algorithm.own(bench, model)

@@ -9,7 +9,7 @@ import torch
 
 from effuse.core.algorithm import Algorithm, Job
 from effuse.core.data import Shard
-from effuse.core.errors import FederationError
+from effuse.core.errors import FederationError, TrainingError
 from effuse.core.federation import Federation, Order
 from effuse.core.machine import Machine
 from effuse.core.params import Params
@@ -17,6 +17,7 @@ from effuse.core.wire import each_params, through_wire
 from effuse.core.workbench import Client, Workbench
 from effuse.engines.slots import in_slots
 from effuse.engines.state import Snapshots
+from effuse.engines.untouched import Untouched
 from effuse.engines.worker import Worker
 
 
@@ -40,7 +41,12 @@ class InProcess(Federation):
         self.worker = self.workers[0]
 
     def _clients(self, machine: Machine) -> Callable[[int], Client]:
-        return lambda k: Client(machine, self.rounds, k, self.shards[k])
+        def client(k: int) -> Client:
+            if not 0 <= k < len(self.shards):
+                raise FederationError(f"there is no client {k} here; clients are 0 to {len(self.shards) - 1}")
+            return Client(machine, self.rounds, k, self.shards[k])
+
+        return client
 
     def pool(self) -> Shard:
         # in the data set's own order, so that the pool does not depend on how it was dealt out
@@ -69,44 +75,18 @@ class Simulator(InProcess):
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
     ) -> Iterator[tuple[int, Any, str | None]]:
         def one(worker: Worker, client: int) -> tuple[Any, str | None]:
-            with Untouched(
-                messages[client], f"job '{job.name}' of {self.algorithm.name}", thorough=not self._proven[job.name]
-            ):
+            who = f"job '{job.name}' of {self.algorithm.name}"
+            with Untouched(messages[client], who, "the message it received", thorough=not self._proven[job.name]):
                 reply, snapshot = worker.perform(orders[client], messages[client])
             self._proven[job.name] = True
+            for params in each_params(reply):
+                if isinstance(params, Params) and not params.finite():
+                    raise TrainingError(f"{who}: client {client} answers with a non-finite number; lower the learning rate")
             return through_wire(reply, self.wire), snapshot
 
         for client, (reply, snapshot) in in_slots(one, list(orders), self.workers):
             self._charge("up", client, reply)
             yield client, reply, snapshot
-
-
-class Untouched:
-    """Catches code that writes on what it was only lent: tensor versions every time, bytes when `thorough`."""
-
-    def __init__(self, message: Any, who: str, thorough: bool = False) -> None:
-        self.message, self.who, self.thorough = message, who, thorough
-
-    def __enter__(self) -> None:
-        self.versions = [t._version for t in tensors_in(self.message)]
-        self.digest = self._digest()
-
-    def __exit__(self, kind: Any, *rest: Any) -> None:
-        if kind is None and (
-            self.versions != [t._version for t in tensors_in(self.message)] or self.digest != self._digest()
-        ):
-            raise FederationError(
-                f"{self.who} changed a tensor of the message it received; copy it first (`tensor.clone()`)"
-            )
-
-    def _digest(self) -> str:
-        if not self.thorough:
-            return ""
-        return Params({str(i): t for i, t in enumerate(tensors_in(self.message))}).digest()
-
-
-def tensors_in(message: Any) -> list[torch.Tensor]:
-    return [t for item in each_params(message) for t in (item.tensors if isinstance(item, Params) else [item])]
 
 
 def on_disk(run: Path) -> Callable[[int], Snapshots]:

@@ -17,7 +17,7 @@ from effuse.core.solvers import AdamW
 from effuse.core.spec import spec, text
 from effuse.core.workbench import SERVER
 from effuse.metrics.encoders import Encoder, Network
-from effuse.metrics.store import data_digest, kept
+from effuse.metrics.store import kept
 from effuse.models.classify import Classify
 
 FEATURES = 64
@@ -66,7 +66,7 @@ class Classifier(Encoder):
     seed: int = 0
 
     def identity(self, subject: Subject) -> str:
-        key = (subject.data, text(self), data_digest(subject, "train"))
+        key = (subject.data, text(self), subject.train.digest)
         return hashlib.sha256(repr(key).encode()).hexdigest()
 
     def network(self, subject: Subject) -> Network:

@@ -14,7 +14,7 @@ from effuse.core.errors import DataError, TrainingError
 from effuse.core.metric import Subject
 from effuse.core.rng import Stream
 from effuse.core.spec import Spec, spec, text
-from effuse.metrics.store import Key, data_digest, kept, once
+from effuse.metrics.store import Key, kept, once
 from effuse.models import inception
 
 
@@ -103,10 +103,10 @@ def stored(pixels: Tensor, clipped: bool) -> Tensor:
 def generated(subject: Subject, encoder: Encoder, n: int, clipped: bool = False) -> Encoding:
     """Features of the first `n` samples; the metrics of an evaluation share the longest encoding so far."""
     key = repr(("generated", text(encoder), clipped))
-    held: Encoding | None = subject.memo.get(key)
+    held: Encoding | None = subject.encoded.get(key)
     if held is None or len(held.features) < n:
         held = encoder.encode(stored(subject.samples(n).pixels, clipped), subject)
-        subject.memo[key] = held
+        subject.encoded[key] = held
     return held.first(n)
 
 
@@ -139,5 +139,5 @@ def reference(subject: Subject, encoder: Encoder, split: Split, count: int | Non
 def reference_key(subject: Subject, encoder: Encoder, split: Split, count: int | None, clipped: bool) -> Key:
     """Everything that reference features depend on."""
     rows = len(reference_rows(subject, split, count))
-    data = (subject.data, split, data_digest(subject, split), rows)
+    data = (subject.data, split, subject.real(split).digest, rows)
     return (*data, text(encoder), encoder.identity(subject), encoder.preprocessing, clipped)

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from effuse.core.data import Dataset, Split
 from effuse.core.errors import RunError
 from effuse.core.metric import Subject
 
@@ -54,17 +52,3 @@ def _write(path: Path, tensors: Tensors) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise RunError(f"cannot keep {path}: {error.strerror}; free space there or choose another cache folder") from None
-
-
-def data_digest(subject: Subject, split: Split) -> str:
-    """SHA-256 of the images and labels of a split."""
-    return once(subject, ("digest", split), lambda: _digest(subject.real(split)))
-
-
-def _digest(dataset: Dataset) -> str:
-    h = hashlib.sha256()
-    for tensor in (dataset.images, dataset.labels):
-        held = tensor.cpu().contiguous()
-        h.update(f"{held.dtype} {tuple(held.shape)} {dataset.peak}\n".encode())
-        h.update(memoryview(held.reshape(-1).view(torch.uint8).numpy()))
-    return h.hexdigest()

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from torch import nn
 
@@ -20,6 +21,8 @@ class FromPretrained(Arch):
 
     A path means nothing on another disk: the recipe keeps it, but the model it starts from has the concrete architecture.
     """
+
+    travels: ClassVar[bool] = False
 
     folder: str
     sha256: str | None = None  # of the parameters; filled in when the recipe is resolved: a repeated run starts alike

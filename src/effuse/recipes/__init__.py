@@ -1,4 +1,4 @@
-"""Recipes are functions, found by name: `demo`, `feddiffuse.full(profile="code")`, or a run's manifest."""
+"""Recipes and tables are functions, found by name: `demo`, `feddiffuse.full(profile="code")`, `feddiffuse.table1`."""
 
 import functools
 import importlib
@@ -7,24 +7,36 @@ import pkgutil
 import typing
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pydantic
 
 from effuse.core.errors import RecipeError, nearest
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import Call, build, parse
+from effuse.core.table import Table
 
 
 @functools.cache
 def catalogue() -> dict[str, Callable[..., Recipe]]:
     """Every public function of this package's modules that returns a Recipe; `demo.demo` is just `demo`."""
-    found: dict[str, Callable[..., Recipe]] = {}
+    return _functions(Recipe)
+
+
+@functools.cache
+def tables() -> dict[str, Callable[..., Table]]:
+    """Every public function of this package's modules that returns a Table."""
+    return _functions(Table)
+
+
+def _functions(kind: type) -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         loaded = importlib.import_module(module.name)
         short = module.name.rpartition(".")[2]
         for name, function in inspect.getmembers(loaded, inspect.isfunction):
             local = function.__module__ == loaded.__name__ and not name.startswith("_")
-            if local and typing.get_type_hints(function).get("return") is Recipe:
+            if local and typing.get_type_hints(function).get("return") is kind:
                 found[short if name == short else f"{short}.{name}"] = function
     return found
 
@@ -37,30 +49,41 @@ def find_recipe(source: str) -> tuple[str, Recipe]:
         manifest = read_manifest(Path(source))
         return str(manifest.get("name") or "run"), Recipe.restore(manifest["recipe"])
     call = parse(source)
+    if isinstance(call, Call) and call.name in tables():
+        raise RecipeError(f"'{call.name}' is a table and not one recipe; run its cells with `effuse reproduce {call.name}`")
+    return _called("recipe", source, call, catalogue())
+
+
+def find_table(source: str) -> tuple[str, Table]:
+    """The table behind a name or a call."""
+    return _called("table", source, parse(source), tables())
+
+
+def _called(kind: str, source: str, call: Any, known: dict[str, Callable[..., Any]]) -> tuple[str, Any]:
+    """What a function of the catalogue gives for the arguments of a parsed call, and its name."""
     if not isinstance(call, Call):
-        raise RecipeError(f"'{source}' is not a recipe; {nearest(source, catalogue())}")
-    function = catalogue().get(call.name)
+        raise RecipeError(f"'{source}' is not a {kind}; {nearest(source, known)}")
+    function = known.get(call.name)
     if function is None:
-        raise RecipeError(f"no recipe '{call.name}'; {nearest(call.name, catalogue())}")
+        raise RecipeError(f"no {kind} '{call.name}'; {nearest(call.name, known)}")
     hints = typing.get_type_hints(function)
     names = list(inspect.signature(function).parameters)
     if len(call.args) > len(names):
-        raise RecipeError(f"recipe {call.name} takes {len(names) or 'no'} arguments, got {len(call.args)}")
+        raise RecipeError(f"{kind} {call.name} takes {len(names) or 'no'} arguments, got {len(call.args)}")
     given = dict(zip(names, call.args)) | dict(call.kwargs)
     for key in given:
         if key not in names:
-            raise RecipeError(
-                f"recipe {call.name} has no argument '{key}'; {nearest(key, names) if names else 'it takes none'}"
-            )
+            remedy = nearest(key, names) if names else "it takes none"
+            raise RecipeError(f"{kind} {call.name} has no argument '{key}'; {remedy}")
     for key, value in given.items():
         given[key] = build(value, hints[key], f"{call.name}.{key}")
         choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else ()
         if choices and given[key] not in choices:
-            raise RecipeError(f"recipe {call.name}: {key}={given[key]!r}; {nearest(str(given[key]), map(str, choices))}")
+            raise RecipeError(f"{kind} {call.name}: {key}={given[key]!r}; {nearest(str(given[key]), map(str, choices))}")
     strict = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
     try:
         return call.name, pydantic.validate_call(function, config=strict)(**given)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise RecipeError(f"recipe {call.name}: {place}: {first['msg'][0].lower() + first['msg'][1:]}") from None
+        raise RecipeError(f"{kind} {call.name}: {place}: {first['msg'][0].lower() + first['msg'][1:]}") from None

@@ -1,0 +1,125 @@
+"""FedDiffuse: de Goede et al., 2024, "Training Diffusion Models with Federated Learning": FULL, USPLIT, ULATDEC, UDEC."""
+
+import dataclasses
+import functools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core.algorithm import Server, on_client
+from effuse.core.errors import RecipeError
+from effuse.core.federation import Federation
+from effuse.core.model import Model
+from effuse.core.params import Mean, Params
+from effuse.core.spec import spec
+from effuse.core.wire import message
+from effuse.core.workbench import Client
+
+PARTS = ("encoder", "bottleneck", "decoder")
+
+
+@message
+class Acquainted(Server):
+    """The global model, and the clients that have been sent the whole of it once."""
+
+    met: tuple[int, ...] = ()
+
+
+@message
+class Report:
+    """The parts that a client was asked for, after local training."""
+
+    parts: dict[str, Params]
+    weight: float
+    loss: float
+
+
+@spec
+class Full(FedAvg, name="feddiffuse_full"):
+    """FULL: all of theta travels, and everyone reports all of it."""
+
+    shared: ClassVar[tuple[str, ...]] = PARTS  # what server and clients exchange; the rest never leaves its client
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        model.part(*PARTS)  # a network that has no such parts is refused here
+        if model.buffers:
+            raise RecipeError(
+                f"model: {model.arch.name} keeps values it does not train, which belong to no part; use a U-Net"
+            )
+        return Acquainted(model)
+
+    def round(self, server: Acquainted, fed: Federation) -> Server:
+        theta, cohort = server.model, fed.sample(self.cohort)
+        asked = self.asked(cohort, fed.workbench.stream("asked").numpy())
+
+        @functools.cache  # clients who are told the same share one message, which is then encoded once
+        def told(met: bool, report: tuple[str, ...]) -> dict[str, Any]:
+            # whatever the method, a client is sent all of theta when they first meet: the published traffic counts it
+            return {"theta": only(theta, self.shared) if met else theta, "report": report}
+
+        met = set(server.met)
+        means: dict[str, Mean[Params]] = defaultdict(Mean)  # over a part's reporters, by their data
+        for k, report in fed.ask_each(self.train, {k: told(k in server.met, asked[k]) for k in cohort}):
+            met.add(k)  # and not the cohort: a client whose answer is lost has kept nothing
+            for part in report.parts:
+                means[part].add(report.parts[part], report.weight)
+            del report  # or it would live on while the next one is made
+        parts = {k: t for mean in means.values() for k, t in mean.value.items()}
+        return Acquainted(theta.holding(Params(parts)), met=tuple(sorted(met)))  # a part that nobody reported stays
+
+    def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
+        """The parts that each client of the cohort reports in this round."""
+        return dict.fromkeys(cohort, self.shared)
+
+    @on_client
+    def train(self, client: Client, theta: Model, report: tuple[str, ...]) -> Report:
+        net = client.load(self.own(client, theta))
+        fit = client.fit(net, self.local, client.data)  # all parts learn, whichever are reported
+        theta_k = client.unload(net)
+        client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
+        return Report({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
+
+    def own(self, client: Client, model: Model) -> Model:
+        kept = {k: t for part in PARTS if part in client.state for k, t in client.state[part].items()}
+        return dataclasses.replace(model, params=Params({**model.params, **kept}))
+
+
+@spec
+class USplit(Full, name="feddiffuse_usplit"):
+    """USPLIT: all of theta travels down, and of every two clients one reports the encoder, the other the decoder."""
+
+    def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
+        if len(cohort) == 1:
+            return {cohort[0]: PARTS}
+        order = rng.permutation(cohort).tolist()
+        reports: dict[int, tuple[str, ...]] = {}
+        for one, other in zip(order[::2], order[1::2]):
+            reports |= {one: ("encoder",), other: ("decoder",)}
+            reports[int(rng.choice((one, other)))] += ("bottleneck",)
+        if len(order) % 2:
+            reports[order[-1]] = (str(rng.choice(("encoder", "decoder"))), "bottleneck")
+        return {k: reports[k] for k in cohort}  # cohort order, so float sums repeat
+
+
+@spec
+class ULatDec(Full, name="feddiffuse_ulatdec"):
+    """ULATDEC: bottleneck and decoder travel; every client keeps an encoder of its own."""
+
+    personal = True
+    shared: ClassVar[tuple[str, ...]] = ("bottleneck", "decoder")
+
+
+@spec
+class UDec(Full, name="feddiffuse_udec"):
+    """UDEC: the decoder alone travels; every client keeps an encoder and a bottleneck of its own."""
+
+    personal = True
+    shared: ClassVar[tuple[str, ...]] = ("decoder",)
+
+
+def only(theta: Model, parts: tuple[str, ...]) -> Model:
+    """A model as far as it travels."""
+    return dataclasses.replace(theta, params=theta.part(*parts))

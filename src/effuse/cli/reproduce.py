@@ -1,0 +1,94 @@
+"""`effuse reproduce`: a published table again, ours beside the printed numbers."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table as Page
+
+from effuse.cli import Interrupted, app
+from effuse.cli.options import Device, Json, Quiet
+from effuse.cli.progress import console, watched
+from effuse.core.errors import TrainingError
+from effuse.engines.reproduce import Reproduction
+from effuse.recipes import find_table
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table's name or call; `effuse list` shows them.")],
+    only: Annotated[
+        str | None, typer.Option(metavar="KEY=VALUE,...", help="These cells; a key given twice is either.")
+    ] = None,
+    scale: Annotated[str | None, typer.Option(help="Another than the published one that the table has: smoke.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the cells' runs lie; by default runs/TABLE-SCALE.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing, show what is there.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the cells of TABLE one after another; the same command goes on where it stopped."""
+    name, found = find_table(table)
+    silent = as_json or quiet
+    word = re.sub(r"[^\w.]+", "-", table).strip("-")  # its arguments too: two profiles are two tables
+    again = Reproduction(name, found, out or Path("runs") / f"{word}-{found.scale(scale)[0]}", scale)
+    chosen = [] if show else again.select(only)
+    for i, plan in enumerate(chosen, start=1):
+        if not silent:
+            console().print(f"cell {i} of {len(chosen)}: {plan.cell.name}", soft_wrap=True)
+        try:
+            with watched(plan.folder.path, as_json, quiet) as observer:
+                again.complete(plan, device, observer)
+        except Interrupted:
+            raise Interrupted("the same command goes on where it stopped") from None
+        if not silent:
+            row = again.row(plan)
+            beside = f"printed {_printed(row)}" + ("" if again.scale.comparable else " (not comparable)")
+            console().print(f"{row['name']}: {row['metric']} {_ours(row)}, {beside}", soft_wrap=True)
+    report = again.report()
+    if as_json:
+        print(json.dumps(report))
+    elif not quiet:
+        show_table(report)
+    if again.failed:
+        raise TrainingError(f"{', '.join(again.failed)}: {next(iter(again.failed.values()))}")
+
+
+def show_table(report: dict[str, Any]) -> None:
+    """Every cell, those that were not run included."""
+    rows = report["cells"]
+    page = Page(title=report["title"], title_justify="left")
+    also = list(dict.fromkeys(metric for row in rows for metric in row["also"]))
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    for label in rows[0]["labels"]:
+        page.add_column(label)
+    for column in ("printed", "ours", *also):
+        page.add_column(column, justify="right", overflow="fold")
+    for row in rows:
+        beside = [_number(row["also"].get(metric)) for metric in also]
+        page.add_row(*map(str, row["labels"].values()), _printed(row), _ours(row), *beside)
+    console().print(page)
+    owners = "; ± over clients that own their models" if any(row["ours_spread"] is not None for row in rows) else ""
+    console().print(f"ours: {', '.join(metrics)}{owners}", soft_wrap=True)
+    for row in rows:
+        if row["note"]:
+            console().print(f"{row['name']}: {row['state']}, {row['note']}", soft_wrap=True)
+    if not report["comparable"]:
+        console().print(f"scale {report['scale']}: ours are not comparable with the printed numbers", soft_wrap=True)
+    console().print(f"runs and table.json are in {report['out']}", soft_wrap=True)
+
+
+def _printed(row: dict[str, Any]) -> str:
+    return _number(row["printed"]) + ("" if row["printed_spread"] is None else f" ± {_number(row['printed_spread'])}")
+
+
+def _ours(row: dict[str, Any]) -> str:
+    if row["state"] != "done":
+        return str(row["state"])
+    return _number(row["ours"]) + ("" if row["ours_spread"] is None else f" ± {_number(row['ours_spread'])}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

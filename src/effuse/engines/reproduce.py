@@ -1,0 +1,111 @@
+"""A published table again: its cells are run one after another, and ours stands beside what was printed."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from effuse.core.errors import RunError, TrainingError
+from effuse.core.recipe import Recipe
+from effuse.core.table import Cell, Table
+from effuse.engines import driver
+from effuse.engines.files import write_atomically, writing
+from effuse.engines.folder import RunFolder
+from effuse.engines.observer import Observer
+from effuse.recipes import find_recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A cell at some scale: the recipe that gives its number, and where the run lies."""
+
+    cell: Cell
+    recipe: Recipe
+    settings: tuple[str, ...]
+    folder: RunFolder
+
+
+class Reproduction:
+    """A table at one scale in one folder; whatever lies there already is part of it."""
+
+    def __init__(self, name: str, table: Table, out: Path, scale: str | None = None) -> None:
+        self.name, self.table, self.out = name, table, out
+        self.scale_name, self.scale = table.scale(scale)
+        self.planned = {cell.name: self._plan(cell) for cell in table.cells}
+        self.failed: dict[str, str] = {}
+
+    def _plan(self, cell: Cell) -> Planned:
+        settings = (*cell.settings, *self.scale.settings)
+        recipe = find_recipe(cell.recipe)[1].changed(list(settings))
+        return Planned(cell, recipe, settings, RunFolder(self.out / cell.name))
+
+    def select(self, only: str | None) -> list[Planned]:
+        """The cells to run; a folder that holds something else is refused before anything is computed."""
+        chosen = [self.planned[cell.name] for cell in self.table.chosen(only)]
+        for plan in chosen:
+            if plan.folder.manifest.exists():
+                plan.folder.require_same(plan.recipe)
+        return chosen
+
+    def complete(self, plan: Planned, device: str = "auto", observer: Observer | None = None) -> None:
+        """See one cell through, from where it stopped; a finished one costs nothing."""
+        name, path = plan.cell.name, plan.folder.path
+        try:
+            if plan.folder.manifest.exists():
+                driver.resume(path, device=None if device == "auto" else device, observer=observer)
+            else:
+                driver.run(plan.recipe, path, name=f"{self.name} {name}", device=device, observer=observer)
+        except TrainingError as error:  # this cell diverges, and always will: the others have not been tried
+            self.failed[name] = str(error)
+        self.save()
+
+    def save(self) -> None:
+        """Leave the table as far as it is known in its folder."""
+        with writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.out / "table.json", (json.dumps(self.report(), indent=2) + "\n").encode())
+
+    def report(self) -> dict[str, Any]:
+        """Every cell of the table, run or not."""
+        return {
+            "table": self.name,
+            "title": self.table.title,
+            "scale": self.scale_name,
+            "comparable": self.scale.comparable,
+            "out": str(self.out),
+            "cells": [self.row(plan) for plan in self.planned.values()],
+        }
+
+    def row(self, plan: Planned) -> dict[str, Any]:
+        """One cell: the printed number, ours, and how far ours has come."""
+        cell, (state, note) = plan.cell, self._state(plan)
+        row: dict[str, Any] = {"name": cell.name, "labels": dict(cell.labels), "state": state, "note": note}
+        row |= {"metric": self._metric(cell.metric), "printed": cell.printed, "printed_spread": cell.spread}
+        row |= {"ours": None, "ours_spread": None, "also": {}}
+        if state == "done":
+            result = plan.folder.read_result()
+            metrics: dict[str, Any] = result["metrics"]
+            ours = metrics.get(row["metric"], {})
+            row |= {"ours": ours.get("value"), "ours_spread": ours.get("std")}  # over clients, where they own their models
+            beside = {name: metrics.get(self._metric(name)) for name in self.table.also}
+            row["also"] = {self._metric(name): m["value"] for name, m in beside.items() if m}
+            row |= {"parameters_sent": result["traffic"]["parameters"]["total"], "seconds": result["seconds"]}
+        return row | {"recipe": cell.recipe, "settings": list(plan.settings), "run": str(plan.folder.path)}
+
+    def _metric(self, name: str) -> str:
+        return self.scale.metrics.get(name, name)
+
+    def _state(self, plan: Planned) -> tuple[str, str]:
+        folder, name = plan.folder, plan.cell.name
+        if name in self.failed:
+            return "failed", self.failed[name]
+        if not folder.manifest.exists():
+            return "missing", ""
+        try:
+            folder.require_same(plan.recipe)
+        except RunError as error:
+            return "other", str(error)
+        if folder.result.exists():
+            return "done", ""
+        rounds = [record["federated"] for record in folder.records()]
+        return "unfinished", f"after round {max(rounds, default=0)} of {plan.recipe.rounds}"

@@ -1,0 +1,151 @@
+"""`effuse reproduce`: cells one after another, going on where it stopped, ours beside what was printed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from toy import ADAM
+
+from effuse.algorithms.feddiffuse import Full, UDec
+from effuse.core.errors import RecipeError
+from effuse.core.table import Cell, Scale, Table
+from effuse.engines import driver
+from effuse.engines.folder import RunFolder
+from effuse.recipes import tables
+
+SMALL = "classifier(width=3, steps=1, epochs=1)"
+METRICS = [f"evaluate.metrics=[kid(n=4, encoder={SMALL})]", "evaluate.grid=0", "sampler=ddim(steps=2)"]
+
+
+@pytest.fixture
+def toy_table(toy_file, monkeypatch):
+    """Two methods by two numbers of clients, of which two cells show no printed number; a scale for those in a hurry."""
+    sources = {name: toy_file(f"{name}.json", algorithm=cls(local=ADAM)) for name, cls in (("full", Full), ("udec", UDec))}
+
+    def table() -> Table:
+        cells = tuple(
+            Cell(
+                labels={"method": method, "clients": clients},
+                recipe=source,
+                settings=(f"clients={clients}", *METRICS),
+                metric="kid",
+                printed=39.0 if clients == 2 else None,
+                spread=4.0 if clients == 2 else None,
+            )  # fmt: skip
+            for method, source in sources.items()
+            for clients in (2, 3)
+        )
+        stand_ins = {"kid": "kid_classifier", "kid_pooled": "kid_classifier_pooled"}
+        scales = {"paper": Scale(settings=("rounds=3",), metrics=stand_ins)}
+        scales["smoke"] = Scale(settings=("rounds=1",), metrics=stand_ins, comparable=False)
+        return Table(title="Toys", cells=cells, also=("kid_pooled",), scales=scales)
+
+    monkeypatch.setitem(tables(), "toy.table", table)
+    return table()
+
+
+def states(report: dict) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in report["cells"]}
+
+
+def test_two_cells_at_a_small_scale(effuse, toy_table):
+    """--only picks cells by their labels, a key given twice is either; the others are shown as missing."""
+    report = effuse("reproduce toy.table --scale smoke --only clients=2 --json").json
+    assert states(report) == {"full-2": "done", "full-3": "missing", "udec-2": "done", "udec-3": "missing"}
+    assert (report["scale"], report["comparable"]) == ("smoke", False)
+    one, other, personal, _ = report["cells"]
+    assert one["metric"] == "kid_classifier" and isinstance(one["ours"], float) and one["ours_spread"] is None
+    assert (one["printed"], one["printed_spread"], other["printed"], other["ours"]) == (39.0, 4.0, None, None)
+    assert personal["ours_spread"] is not None and personal["also"].keys() == {"kid_classifier_pooled"}
+    result = json.loads(Path(personal["run"], "result.json").read_text())
+    assert result["metrics"]["kid_classifier"]["value"] == personal["ours"] and result["rounds"] == 1
+    assert json.loads(Path("runs/toy.table-smoke/table.json").read_text()) == report, "what is known is kept as it comes"
+
+
+def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, toy_table, monkeypatch):
+    first = effuse("reproduce toy.table --scale smoke --only method=udec,clients=2 --out here")
+    assert first.code == 0 and "cell 1 of 1: udec-2" in first.out and "printed 39 ± 4 (not comparable)" in first.out
+    began = []
+    run = driver.run
+    monkeypatch.setattr(driver, "run", lambda recipe, out, **options: began.append(out.name) or run(recipe, out, **options))
+    second = effuse("reproduce toy.table --scale smoke --out here --only clients=2,method=full,method=udec")
+    assert began == ["full-2"], "udec-2 is finished"
+    warning = "scale smoke: ours are not comparable with the printed numbers"
+    for words in ("Toys", "missing", "39 ± 4", warning, "± over clients", "here"):
+        assert words in second.out
+    shown = effuse("reproduce toy.table --scale smoke --out here --show --json").json
+    assert began == ["full-2"] and list(states(shown).values()) == ["done", "missing", "done", "missing"]
+
+
+def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):
+    """Ctrl-C in the second round: the same command goes on from the checkpoint, to the weights of an undisturbed one."""
+    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    line = "reproduce toy.table --only method=udec,clients=3 --json"
+    quiet = effuse(f"{line} --out quiet").json["cells"][3]
+    append = RunFolder.append
+
+    def interrupted(folder, record):
+        if record["t"] == 1:
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", interrupted)
+        stopped = effuse(f"{line} --out here")
+    assert stopped.code == 130 and "the same command goes on where it stopped" in stopped.err
+    there = effuse("reproduce toy.table --out here --show --json").json["cells"][3]
+    assert (there["state"], there["note"]) == ("unfinished", "after round 1 of 3") and there["ours"] is None
+    after = effuse(f"{line} --out here").json["cells"][3]
+    assert after["state"] == "done" and after["ours"] == quiet["ours"]
+    digests = {json.loads(Path(row["run"], "result.json").read_text())["weights_sha256"] for row in (quiet, after)}
+    assert len(digests) == 1
+
+
+def test_a_cell_that_diverges_does_not_stop_the_others(effuse, toy_table, monkeypatch):
+    cell = toy_table.cells[0]
+    wild = Cell(**(vars(cell) | {"settings": (*cell.settings, "algorithm.local=sgd(lr=1e30, steps=5)")}))
+    table = Table(**(vars(toy_table) | {"cells": (wild, *toy_table.cells[1:])}))
+    monkeypatch.setitem(tables(), "toy.table", lambda: table)
+    answer = effuse("reproduce toy.table --scale smoke --only clients=2 --json")
+    assert "TrainingError: full-2: round 0" in answer.sentence
+    assert states(answer.json)["full-2"] == "failed" and states(answer.json)["udec-2"] == "done"
+
+
+def test_a_folder_of_another_recipe_is_refused_before_anything_runs(effuse, toy_table):
+    effuse("reproduce toy.table --scale smoke --only method=full,clients=2 --out here --quiet")
+    told = effuse("reproduce toy.table --out here").sentence
+    assert "here/full-2 was run with rounds=1, not 3; choose another --out" in told and not Path("here/full-3").exists()
+    shown = effuse("reproduce toy.table --out here --show --json").json
+    assert states(shown)["full-2"] == "other"
+    assert shown["cells"][0]["ours"] is None, "a number of another recipe is not this cell's"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("toy.tabel", "no table 'toy.tabel'; did you mean toy.table"),
+        ("demo", "no table 'demo'"),
+        ("toy.table --only metod=udec", "--only metod=udec: expected KEY=VALUE; did you mean method"),
+        ("toy.table --only udec", "expected KEY=VALUE"),
+        ("toy.table --only method=udek", "--only method=udek: no cell has that; did you mean udec"),
+        ("toy.table --scale smok", "--scale smok: there is none; did you mean smoke"),
+        ("'feddiffuse.table1(profile=\"cod\")'", "table feddiffuse.table1: profile='cod'; did you mean code"),
+        ("feddiffuse.figure3 --only epochs=2,clients=1", "no cell has all of that"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest(line, told, effuse, toy_table):
+    assert told in effuse(f"reproduce {line}").sentence
+
+
+def test_a_table_is_no_recipe_but_is_listed(effuse):
+    told = effuse("run feddiffuse.table1").sentence
+    assert "'feddiffuse.table1' is a table and not one recipe; run its cells with `effuse reproduce" in told
+    assert effuse("list --json").json["table"].keys() >= {"feddiffuse.table1", "feddiffuse.figure3"}
+
+
+def test_cells_must_be_told_apart():
+    cell = Cell(labels={"method": "a"}, recipe="demo", metric="fid")
+    slash = Cell(labels={"method": "a/b"}, recipe="demo", metric="fid")
+    for cells, told in (((cell, cell), "must name one cell"), ((), "there must be some"), ((slash,), "letters")):
+        with pytest.raises(RecipeError, match=told):
+            Table(title="t", cells=cells)

@@ -1,0 +1,63 @@
+"""Personal models: each measured where it is, their mean and spread, and all of them pooled alike."""
+
+import statistics
+
+import pytest
+import torch
+from toy import ADAM, toy_recipe
+
+from effuse.algorithms.feddiffuse import UDec
+from effuse.core.metric import Images, Measurement, Metric, Subject
+from effuse.core.recipe import Evaluate
+from effuse.core.spec import spec
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines.driver import run
+from effuse.engines.evaluation import in_turn
+
+
+@spec
+class ToyBrightness(Metric):
+    """The mean of the first n images."""
+
+    n: int = 6
+    called: str = "bright"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.called,)
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        return {self.called: Measurement(float(subject.samples(self.n).pixels.double().mean()), {"generated": self.n})}
+
+
+def test_shares_are_pooled_in_turn():
+    """Clients 0, 1 and 2 show 0 10 20, 1 11 21 and 2 12 22: the first four of the pool are 0 1 2 10."""
+    shares = [Images(torch.tensor([k, 10.0 + k, 20.0 + k]).view(3, 1, 1, 1), torch.arange(3)) for k in range(3)]
+    pool = in_turn(shares)
+    assert pool.pixels.flatten().tolist() == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    assert pool.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert in_turn([Images(s.pixels) for s in shares]).labels is None
+
+
+def test_personal_models_are_told_by_mean_and_spread_and_pooled_alike(tmp_path):
+    """Metrics of six and of three images: pooled over three clients they look at two and at one image of each."""
+    metrics = (ToyBrightness(n=6), ToyBrightness(n=3, called="few"))
+    recipe = toy_recipe(algorithm=UDec(local=ADAM), evaluate=Evaluate(grid=0, metrics=metrics), sampler=Ancestral(batch=6))
+    drawn = {}
+    measure = ToyBrightness.measure
+
+    def watch(metric, subject):
+        drawn.setdefault(metric.called, []).append(subject.samples(metric.n).pixels)
+        return measure(metric, subject)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ToyBrightness, "measure", watch)
+        found = run(recipe, tmp_path)["metrics"]
+    for name, n in (("bright", 6), ("few", 3)):
+        *each, pooled = drawn[name]
+        values = [float(x.double().mean()) for x in each]
+        assert found[name]["clients"] == values and len(set(values)) > 1
+        assert found[name]["value"] == statistics.fmean(values) and found[name]["std"] == statistics.stdev(values)
+        assert [sum(any(torch.equal(p, image) for image in x) for p in pooled) for x in drawn["bright"][:3]] == [n // 3] * 3
+        assert found[f"{name}_pooled"]["value"] == float(pooled.double().mean())
+        assert found[f"{name}_pooled"]["protocol"] == {"generated": n, "clients": 3}

@@ -1,0 +1,137 @@
+"""FedDiffuse's recipes: the published traffic to the last parameter, and the published table."""
+
+import json
+
+import pytest
+
+from effuse.core.algorithm import Algorithm
+from effuse.engines.check import check
+from effuse.engines.driver import run
+from effuse.recipes import find_recipe, find_table
+
+THETA, ENCODER, BOTTLENECK, DECODER = 2_996_315, 1_280_642, 999_376, 716_297
+R = 15
+# Fashion-MNIST's labels need no file
+FASHION = ["data=labels(sizes=[6000]*10, side=28, channels=1)", "evaluate.metrics=[]"]
+
+
+def traffic(method: str, clients: int, *settings: str) -> dict:
+    return check(find_recipe(f"feddiffuse.{method}")[1].changed([*FASHION, f"clients={clients}", *settings]))["traffic"]
+
+
+def published(method: str, k: int) -> int:
+    """N of the paper, when every client's first contact transfers all of theta."""
+    return {
+        "full": 2 * R * k * THETA,
+        "usplit": R * k * THETA + R * (k // 2) * THETA,
+        "ulatdec": k * (THETA + (2 * R - 1) * (DECODER + BOTTLENECK)),
+        "udec": k * (THETA + (2 * R - 1) * DECODER),
+    }[method]
+
+
+EXACT = {
+    ("full", 2): 179_778_900, ("full", 5): 449_447_250, ("full", 10): 898_894_500,
+    ("usplit", 2): 134_834_175, ("usplit", 10): 674_170_875,
+    ("ulatdec", 2): 105_501_664, ("ulatdec", 5): 263_754_160, ("ulatdec", 10): 527_508_320,
+    ("udec", 2): 47_537_856, ("udec", 5): 118_844_640, ("udec", 10): 237_689_280,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "clients"), EXACT)
+def test_published_traffic(method, clients):
+    """Table 1's N; the paper prints millions: 449.45, 263.75, 118.85 (sic) for K=5, 898.89, 674.17, 527.51, 237.69 for K=10."""
+    found = traffic(method, clients)
+    assert found["exact"] and found["parameters"]["total"] == EXACT[method, clients] == published(method, clients)
+    assert found["bytes"]["total"] == 4 * EXACT[method, clients]
+    first, *later = (r["parameters"] for r in found["per_round"])
+    assert first["down"] == clients * THETA, "the first contact"
+    travels = {"full": THETA, "usplit": THETA, "ulatdec": BOTTLENECK + DECODER, "udec": DECODER}[method]
+    assert {r["down"] for r in later} == {clients * travels}
+
+
+def usplit_odd(e: int) -> int:
+    """K = 5: theta to all, theta from each of two pairs, and from the odd client a bottleneck with encoder (e times) or decoder."""
+    return R * 5 * THETA + R * 2 * THETA + e * (ENCODER + BOTTLENECK) + (R - e) * (DECODER + BOTTLENECK)
+
+
+def test_published_traffic_of_usplit_with_an_odd_client():
+    """N(e) = 340,348,170 + 564,345 e; the paper prints 343.73 million, which is e = 6 and no other."""
+    assert [usplit_odd(e) for e in (0, 6, 15)] == [340_348_170, 343_734_240, 348_813_345]
+    totals = set()
+    for seed in range(4):
+        found = traffic("usplit", 5, f"seed={seed}")
+        up = [r["parameters"]["up"] - 2 * THETA for r in found["per_round"]]
+        assert set(up) <= {ENCODER + BOTTLENECK, DECODER + BOTTLENECK}
+        assert found["parameters"]["total"] == usplit_odd(up.count(ENCODER + BOTTLENECK))
+        totals.add(found["parameters"]["total"])
+    assert len(totals) > 1, "the seed decides e"
+
+
+# what makes a run a matter of seconds and leaves its protocol alone
+SHRUNK = [
+    "data=digits()", "model=convnext_unet(dim=4, multipliers=[1, 2])", "algorithm.local=adam(lr=1e-4, batch=8, steps=1)",
+    "rounds=3", "evaluate.metrics=[]", "evaluate.grid=2", "sampler=ddim(steps=2)", "threads=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [["clients=3"], ["clients=4", "algorithm.cohort=3"]])
+@pytest.mark.parametrize("method", ["full", "usplit", "ulatdec", "udec", "celeba"])
+def test_a_shrunk_run_sends_what_the_check_says(method, settings, tmp_path):
+    recipe = find_recipe(f"feddiffuse.{method}")[1].changed([*SHRUNK, *settings])
+    predicted = check(recipe)["traffic"]
+    run(recipe, tmp_path / "run")
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    for quantity in ("parameters", "bytes"):
+        assert ledger["training"][quantity] == predicted[quantity]
+        assert [r[quantity] for r in ledger["per_round"]] == [r[quantity] for r in predicted["per_round"]]
+    assert ledger["training"]["clients"] == predicted["clients"]
+
+
+@pytest.mark.parametrize("method", ["full", "usplit", "ulatdec", "udec"])
+def test_the_papers_setting(method):
+    _, text = find_recipe(f"feddiffuse.{method}")
+    _, code = find_recipe(f'feddiffuse.{method}(profile="code")')
+    assert (text.clients, text.rounds, text.seed, text.task.distance, code.task.distance) == (5, 15, 2023, "mse", "huber")
+    local = text.algorithm.local
+    assert (local.name, local.lr, local.batch, local.epochs, local.state) == ("adam", 1e-4, 128, 5, "fresh")
+    sampler = text.sampler
+    assert (text.task.schedule.steps, sampler.name, sampler.steps, sampler.clip) == (1000, "ancestral", None, False)
+    assert [m.keys[0] for m in text.evaluate.metrics] == ["fid", "fid_clipped", "kid"]
+    assert isinstance(text.algorithm, Algorithm) and text.algorithm.personal == (method in ("ulatdec", "udec"))
+    assert text.changed(["task.distance=huber"]) == code, "the profiles differ in nothing else"
+
+
+def test_the_celeba_setting():
+    _, recipe = find_recipe("feddiffuse.celeba")
+    assert (recipe.clients, recipe.rounds, recipe.algorithm.local.batch, recipe.algorithm.local.epochs) == (5, 30, 64, 5)
+    found = check(recipe.changed(["data=labels(sizes=[100]*16, side=64, channels=3)", "evaluate.metrics=[]", "rounds=1"]))
+    assert found["parameters"]["total"] == sum(found["parameters"][p] for p in ("encoder", "bottleneck", "decoder"))
+
+
+def test_table_1_has_every_cell():
+    """Four methods, K of 2, 5 and 10, three partitions; spot checks of what is printed."""
+    _, table = find_table("feddiffuse.table1")
+    cells = {cell.name: cell for cell in table.cells}
+    assert len(cells) == 36 and all(cell.metric == "fid_clipped" for cell in cells.values())
+    spot = {"full-5-iid": (39, 4), "usplit-2-q-skew": (55, 4), "udec-10-l-skew": (98, 67), "ulatdec-5-q-skew": (122, 138)}
+    assert {name: (cells[name].printed, cells[name].spread) for name in spot} == spot
+    assert sum(cell.printed for cell in cells.values()) == 411 + 490 + 703 + 758, "no digit of the table has slipped"
+
+
+def test_every_cell_of_every_scale_is_a_valid_recipe():
+    """The skews of the paper's cells are the published ones; a smoke cell can be checked as it is, without any file."""
+    for name in ("feddiffuse.table1", 'feddiffuse.figure3(profile="code")'):
+        _, table = find_table(name)
+        for cell in table.cells:
+            for scale in table.scales.values():
+                recipe = find_recipe(cell.recipe)[1].changed([*cell.settings, *scale.settings])
+                shown = [key for metric in recipe.evaluate.metrics for key in metric.keys]
+                assert scale.metrics.get(cell.metric, cell.metric) in shown and recipe.clients == cell.labels["clients"]
+    _, table = find_table("feddiffuse.table1")
+    cells = {cell.name: cell for cell in table.cells}
+    for name in ("full-10-q-skew", "udec-10-l-skew", "usplit-5-iid"):
+        settings = [*cells[name].settings, *table.scales["smoke"].settings]
+        assert check(find_recipe(cells[name].recipe)[1].changed(settings))["traffic"]["exact"]
+    skewed = cells["full-5-l-skew"]
+    recipe = find_recipe(skewed.recipe)[1].changed([*skewed.settings, *FASHION, "rounds=1"])
+    assert check(recipe)["partition"]["sizes"] == [13446, 7913, 12357, 13838, 12446]
