@@ -14,7 +14,7 @@ from effuse.core.data import Shard
 from effuse.core.errors import TrainingError
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model, fill
-from effuse.core.params import Buffers, Params
+from effuse.core.params import Buffers, Params, named_values
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
@@ -103,12 +103,18 @@ class Eager(Machine):
         free = self._free[model.arch]
         if not free:
             with keyed(Stream(("blank",))), torch.device(self.device):
-                free.append(model.arch.build())
+                built = model.arch.build()
+            # walking through a U-Net's modules for their names costs as much as copying its weights
+            built.__dict__["_named_values"] = named_values(built)
+            free.append(built)
         net = free.pop()
         self._lent[owner].append(net)
         fill(net, model)
         net.arch = model.arch  # type: ignore[assignment]
-        return net.train().requires_grad_(True)  # as a new network is, whatever the last job left behind
+        # as a new network is, whatever the last job left behind
+        for p in named_values(net)[0].values():
+            p.requires_grad_(True)
+        return net if net.training else net.train()
 
     def release(self, owner: object = None) -> None:
         for net in self._lent.pop(owner, []):

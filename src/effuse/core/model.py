@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
-from effuse.core.params import Buffers, Params
+from effuse.core.params import Buffers, Params, named_values
 from effuse.core.rng import Stream, keyed
 from effuse.core.spec import Spec, spec, with_values
 from effuse.core.wire import message
@@ -98,7 +98,7 @@ class Model:
 @torch.no_grad()
 def fill(net: nn.Module, model: Model) -> None:
     """Copy a model's values into a network of its architecture."""
-    for own, given in ((dict(net.named_parameters()), model.params), (dict(net.named_buffers()), model.buffers)):
+    for own, given in zip(named_values(net), (model.params, model.buffers)):
         targets: list[Tensor] = []
         for name, value in given.items():
             if name not in own or own[name].shape != value.shape:
@@ -106,9 +106,7 @@ def fill(net: nn.Module, model: Model) -> None:
             targets.append(own[name])
         if targets:
             torch._foreach_copy_(targets, given.tensors)
-    # nothing may be left as it was: a pooled network still holds the values of the last job
-    saved = net.state_dict(keep_vars=True).keys()
-    needed = [k for k, _ in net.named_parameters()] + [k for k, _ in net.named_buffers() if k in saved]
-    missing = [k for k in needed if k not in model.params and k not in model.buffers]
-    if missing:
-        raise ModelError(f"{model.arch.name} got no value for '{missing[0]}'")
+        # nothing may be left as it was: a kept network still holds the values of the last job
+        missing = next((k for k in own if k not in given), None)
+        if missing is not None:
+            raise ModelError(f"{model.arch.name} got no value for '{missing}'")

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from effuse.core.errors import EffuseError, WireError
-from effuse.core.params import Buffers, Params
+from effuse.core.params import Buffers, Params, finite
 from effuse.core.spec import Spec, build, parse, text
 
 SCALARS = (bool, int, float, str)
@@ -124,7 +124,7 @@ def _apart(tensors: list[Tensor]) -> Iterator[Tensor]:
 
 
 def _finite_tensor(tensor: Tensor) -> None:
-    if tensor.is_floating_point() and tensor.numel() and not bool(tensor.norm(float("inf")).isfinite()):
+    if not finite(tensor):
         raise WireError("a message holds a tensor with a non-finite number")
 
 
