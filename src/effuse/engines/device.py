@@ -23,25 +23,31 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]:
-    """The recipe's choice of speed; `auto` records steps on a GPU, compiles them where the run is long enough, and fills the chip."""
+def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
+    """The recipe's choice; `auto` records steps on a GPU, and compiles them where the run is long enough."""
     speed = recipe.speed
     if speed == "auto":
         local = getattr(recipe.algorithm, "local", None)
         images = recipe.rounds * local.images_on(size) if local is not None else 0
         speed = "eager" if device.type == "cpu" else "compile" if images > WORTH_COMPILING else "graph"
+    if speed != "eager" and device.type != "cuda":
+        raise RecipeError(f"speed={speed}: only a GPU records steps; use speed=auto or speed=eager")
+    return speed
+
+
+def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]:
+    """The machines of a run, one for each client that is at work at a time; they count on one meter."""
+    speed = pick_speed(recipe, device, size)
     if speed == "eager":
         return [Eager(device, recipe.task)]
-    if device.type != "cuda":
-        raise RecipeError(f"speed={speed}: only a GPU records steps; use speed=auto or speed=eager")
-    machines = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
+    machines: list[Eager] = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
     for machine in machines[1:]:
         machine.meter = machines[0].meter
-    return list(machines)
+    return machines
 
 
 def slots(recipe: Recipe) -> int:
-    """How many clients share a GPU at a time: as many as leave each other room, one where a step draws from torch's one generator."""
+    """How many clients share a GPU at a time; one where a step draws from torch's default generator, of which there is one."""
     with torch.device("meta"):
         net = recipe.model.build()
     small = sum(p.numel() for p in net.parameters()) < SMALL

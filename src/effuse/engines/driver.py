@@ -19,7 +19,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
 from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
-from effuse.engines.device import machines_for, pick_device
+from effuse.engines.device import machines_for, pick_device, pick_speed
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
@@ -55,7 +55,7 @@ def run(
     # what cannot work is refused before a folder is made
     recipe.shards(train)
     refuse(recipe, train, test)
-    machines_for(recipe, place, len(train))
+    pick_speed(recipe, place, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():

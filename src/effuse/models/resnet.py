@@ -1,6 +1,7 @@
 """Classifiers: the residual network of He et al., 2016, with the stem for small images, and a small plain one."""
 
 import itertools
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,13 +61,14 @@ class Cnn(Arch):
         write_plain(self, net, folder, scheduler)
 
 
-class Classifier(nn.Module):
+class Classifier(nn.Module, ABC):
     """`features(x)` gives one vector per image, `head` turns it into logits."""
 
     head: nn.Linear
 
+    @abstractmethod
     def features(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """What the head looks at."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
