@@ -95,7 +95,7 @@ class Workbench:
         self, model: Model, n: int, sampler: Sampler, labels: Tensor | None = None, stream: Stream | None = None
     ) -> Images:
         """Draw `n` images; a conditional model without labels draws its classes in turn."""
-        if labels is None and getattr(model.arch, "conditional", False):
+        if labels is None and model.arch.conditional:
             labels = torch.arange(n) % model.arch.shape.classes
         borrower = object()  # given back at once: a job that draws from a hundred models needs one network
         try:

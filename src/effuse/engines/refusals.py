@@ -39,7 +39,7 @@ def refuse_model(recipe: Recipe, train: Dataset) -> None:
 
 def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     """A sampler or metrics that the task, the model or the data cannot serve."""
-    conditional = getattr(recipe.model, "conditional", False)
+    conditional = recipe.model.conditional
     if recipe.sampler is not None:
         recipe.sampler.ready(recipe.task, conditional)
     outlook = Outlook(

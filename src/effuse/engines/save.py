@@ -66,7 +66,7 @@ class Loaded:
         return bench.generate(self.model.to(self.device), n, sampler, wanted, stream=sampling_stream(seed))
 
     def _labels(self, labels: list[int], n: int) -> torch.Tensor:
-        if not getattr(self.model.arch, "conditional", False):
+        if not self.model.arch.conditional:
             raise RecipeError(f"labels: the model of {self.run} takes none; leave them out")
         top = self.model.arch.shape.classes - 1
         wrong = next((label for label in labels if not 0 <= label <= top), None)

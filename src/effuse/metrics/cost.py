@@ -58,6 +58,6 @@ def _forward(arch: Arch, net: nn.Module) -> None:
     with torch.device("meta"):
         x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
         if arch.parts:  # a U-Net: image, time step, label
-            net(x, one, one if getattr(arch, "conditional", False) else None)
+            net(x, one, one if arch.conditional else None)
         else:
             net(x)

@@ -55,7 +55,7 @@ class FromPretrained(Arch):
 
     @property
     def conditional(self) -> bool:
-        return getattr(self.concrete, "conditional", False)
+        return self.concrete.conditional
 
     def build(self) -> nn.Module:
         net = self.concrete.build()
