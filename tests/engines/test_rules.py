@@ -262,3 +262,17 @@ def test_averages_of_lone_models(tmp_path):
     with pytest.raises(EffuseError, match="average those by algorithm.local.ema"):
         run(toy_recipe(algorithm=LocalOnly(local=ADAM), ema=0.9), tmp_path / "refused")
     assert issubclass(LocalOnly, Algorithm)
+
+
+@spec
+class RuleWritesWhenLookedAt(LocalOnly):
+    """Changes its state while being evaluated."""
+
+    def own(self, client: Client, model: Model | None) -> Model:
+        client.state["looks"] = client.state.get("looks", 0) + 1
+        return super().own(client, model)
+
+
+def test_an_evaluation_changes_no_state(tmp_path):
+    with pytest.raises(FederationError, match="job 'draw': client 0 changed its state while being evaluated"):
+        run(toy_recipe(algorithm=RuleWritesWhenLookedAt(local=ADAM)), tmp_path / "run")
