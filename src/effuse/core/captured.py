@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset
+from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss
 from effuse.core.metric import Images
 from effuse.core.model import Arch
@@ -59,7 +60,7 @@ class Captured(Eager):
     def network(self, arch: Arch) -> nn.Module:
         """A network of a recording's own, laid out for the tensor cores."""
         with keyed(Stream(("blank",))), torch.device(self.device):
-            return arch.build().to(memory_format=torch.channels_last)
+            return for_tensor_cores(arch.build())
 
     def faster(self, module: nn.Module) -> Any:
         return torch.compile(module, dynamic=False) if self.compiled else module
@@ -216,17 +217,21 @@ def draws_inside(net: nn.Module) -> bool:
 
 
 def recorded(step: Any) -> torch.cuda.CUDAGraph:
-    """Warm up on a side stream, then record."""
+    """Warm up on a side stream, where cuDNN tries its algorithms on the shapes at hand, then record."""
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # other slots may be at work in their threads: only this thread's calls are checked
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        step()
+    trying, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                step()
+        torch.cuda.synchronize()
+        # other slots may be at work in their threads: only this thread's calls are checked
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    finally:
+        torch.backends.cudnn.benchmark = trying
     return graph
 
 
