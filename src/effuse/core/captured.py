@@ -34,6 +34,8 @@ class Captured(Eager):
     def __init__(self, device: torch.device, task: Task, compiled: bool = True) -> None:
         super().__init__(device, task)
         self.compiled = compiled
+        # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own
+        self.stream = torch.cuda.Stream(device)
         self.captures = 0  # recordings made, for whoever checks that there are few
         self._steps: dict[Any, TrainingStep] = {}
         self._evaluations: dict[Any, Evaluation] = {}
@@ -103,7 +105,7 @@ class TrainingStep:
             descend(loss, self.params, self.optimiser, work, self.given, self.average)
             self.loss.copy_(loss.detach())
 
-        self.graph = recorded(step)
+        self.graph = recorded(step, self.machine.stream)
 
     @torch.no_grad()
     def run(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
@@ -175,7 +177,7 @@ class Evaluation:
                 y = run(self.x.contiguous(memory_format=torch.channels_last), self.t, self.labels)
             self.out.copy_(y)
 
-        self.graph = recorded(evaluate)
+        self.graph = recorded(evaluate, machine.stream)
 
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         self.x.copy_(x)
@@ -216,19 +218,18 @@ def draws_inside(net: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())
 
 
-def recorded(step: Any) -> torch.cuda.CUDAGraph:
-    """Warm up on a side stream, where cuDNN tries its algorithms on the shapes at hand, then record."""
+def recorded(step: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """Warm up, which lets cuDNN try its algorithms on the shapes at hand, then record."""
     torch.cuda.synchronize()
-    side = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     trying, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 step()
         torch.cuda.synchronize()
         # other slots may be at work in their threads: only this thread's calls are checked
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             step()
     finally:
         torch.backends.cudnn.benchmark = trying

@@ -65,6 +65,7 @@ class Machine(ABC):
 
     device: torch.device
     meter: Meter
+    stream: "torch.cuda.Stream | None" = None  # where it works beside other machines of the same GPU
 
     @abstractmethod
     def load(self, model: Model, owner: object = None) -> nn.Module:

@@ -39,6 +39,7 @@ class InProcess(Federation):
         # one worker per machine: several clients may be at work at a time
         self.workers = [Worker(algorithm, seed, self._clients(machine), snapshots, wire) for machine in machines]
         self.worker = self.workers[0]
+        self.streams = [machine.stream for machine in machines]
 
     def _clients(self, machine: Machine) -> Callable[[int], Client]:
         def client(k: int) -> Client:
@@ -84,7 +85,7 @@ class Simulator(InProcess):
                     raise TrainingError(f"{who}: client {client} answers with a non-finite number; lower the learning rate")
             return through_wire(reply, self.wire), snapshot
 
-        for client, (reply, snapshot) in in_slots(one, list(orders), self.workers):
+        for client, (reply, snapshot) in in_slots(one, list(orders), self.workers, self.streams):
             self._charge("up", client, reply)
             yield client, reply, snapshot
 

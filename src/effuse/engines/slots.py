@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,34 +11,38 @@ Worker = TypeVar("Worker")
 T = TypeVar("T")
 
 
-def in_slots(job: Callable[[Worker, int], T], clients: Sequence[int], workers: Sequence[Worker]) -> Iterator[tuple[int, T]]:
+def in_slots(
+    job: Callable[[Worker, int], T],
+    clients: Sequence[int],
+    workers: Sequence[Worker],
+    streams: Sequence[torch.cuda.Stream | None],
+) -> Iterator[tuple[int, T]]:
     """Do a job for every client, at most one at a time on each worker; a round holds as many answers as there are workers."""
     if len(workers) == 1:
         for client in clients:
             yield client, job(workers[0], client)
         return
-    free = deque(workers)
-    streams = {id(worker): torch.cuda.Stream() for worker in workers}
-    waiting: deque[tuple[int, Worker, Future[T]]] = deque()
+    free = deque(zip(workers, streams))
+    waiting: deque[tuple[int, tuple[Worker, Any], Future[T]]] = deque()
     main = torch.cuda.current_stream()
 
-    def on_stream(worker: Worker, client: int) -> T:
-        with torch.cuda.stream(streams[id(worker)]):
-            streams[id(worker)].wait_stream(main)
+    def on_stream(worker: Worker, stream: Any, client: int) -> T:
+        with torch.cuda.stream(stream):
+            stream.wait_stream(main)
             done = job(worker, client)
-            streams[id(worker)].synchronize()
+            stream.synchronize()
             return done
 
     with ThreadPoolExecutor(len(workers)) as pool:
         left = deque(clients)
         while left or waiting:
             while left and free:
-                client, worker = left.popleft(), free.popleft()
-                waiting.append((client, worker, pool.submit(on_stream, worker, client)))
-            client, worker, future = waiting.popleft()
+                client, slot = left.popleft(), free.popleft()
+                waiting.append((client, slot, pool.submit(on_stream, *slot, client)))
+            client, slot, future = waiting.popleft()
             answer = future.result()
             yield client, answer
             # the server has used the answer on its own stream; only then may its memory serve the next client
             main.synchronize()
             del answer, future
-            free.append(worker)
+            free.append(slot)
