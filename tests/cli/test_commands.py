@@ -364,6 +364,11 @@ def test_list_of_one_recipe(effuse):
     assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
 
 
+@pytest.mark.parametrize(("command", "words"), [("run", "recipe's name or call"), ("resume", "A run folder")])
+def test_help_explains_arguments_too(effuse, command, words):
+    assert words in " ".join(effuse(f"{command} --help").out.split())
+
+
 def test_help_is_there_without_asking(effuse):
     bare = effuse("")
     assert bare.code == 0 and bare == effuse("--help")

@@ -94,8 +94,8 @@ class Display(Observer):
         if self.live:
             self.live.stop()
 
-    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter) -> None:
-        self.rounds, self.first, self.done, self.meter = recipe.rounds, first, first, meter
+    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter, traffic: int) -> None:
+        self.rounds, self.first, self.done, self.meter, self.traffic = recipe.rounds, first, first, meter, traffic
         self.began = self.last = time.monotonic()
         self.words = "training"
         meter.watcher = self._refresh

@@ -75,8 +75,7 @@ def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
 
 def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
     """Bytes a training process needs, estimated: weights, gradients, two moments and an average; activations; data."""
-    solver = getattr(recipe.algorithm, "local", None)
-    batch = solver.batch if solver is not None else 1
+    batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
     weights, activations = 5 * model.params.nbytes, batch * activation_bytes(recipe.model)
     data = train.images.numel() * train.images.element_size()
     return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}

@@ -27,8 +27,7 @@ def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
     """The recipe's choice; `auto` records steps on a GPU, and compiles them where the run is long enough."""
     speed = recipe.speed
     if speed == "auto":
-        local = getattr(recipe.algorithm, "local", None)
-        images = recipe.rounds * local.images_on(size) if local is not None else 0
+        images = recipe.rounds * sum(solver.images_on(size) for solver in recipe.algorithm.solvers())
         speed = "eager" if device.type == "cpu" else "compile" if images > WORTH_COMPILING else "graph"
     if speed != "eager" and device.type != "cuda":
         raise RecipeError(f"speed={speed}: only a GPU records steps; use speed=auto or speed=eager")

@@ -151,7 +151,8 @@ class Run:
         began = time.monotonic()
         server, t, federated = self._start()
         self.seconds -= began
-        self.observer.started(recipe, str(self.folder.path), t, self.machine.meter)
+        traffic = fed.ledger.report()[TRAINING]["bytes"]["total"]
+        self.observer.started(recipe, str(self.folder.path), t, self.machine.meter, traffic)
         checked, spent = time.monotonic(), 0.0
         started, trained = time.monotonic(), 0
         for done in played(recipe, fed, server, t, federated):
@@ -240,6 +241,7 @@ class Run:
         workbench = f"{t}" if state else None
         if workbench is not None:
             self.bench_state.write(workbench, state)
+        fed.settle()
         self.folder.save_checkpoint(
             Checkpoint(
                 t=t,

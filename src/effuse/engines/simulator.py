@@ -49,6 +49,11 @@ class InProcess(Federation):
 
         return client
 
+    def settle(self) -> None:
+        for client, name in self.snapshots.items():
+            if self.durable.get(client) != name:
+                self.worker.snapshots(client).settle(name)
+
     def pool(self) -> Shard:
         # in the data set's own order, so that the pool does not depend on how it was dealt out
         return Shard(self.shards[0].dataset, torch.cat([s.rows for s in self.shards]).sort().values)
@@ -91,5 +96,5 @@ class Simulator(InProcess):
 
 
 def on_disk(run: Path) -> Callable[[int], Snapshots]:
-    """Where each client of a run keeps its state."""
-    return lambda client: Snapshots(run / "clients" / str(client))
+    """Where each client of a run keeps its state; only what a checkpoint names must have reached the disk."""
+    return lambda client: Snapshots(run / "clients" / str(client), wait=False)
