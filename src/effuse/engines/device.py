@@ -37,12 +37,23 @@ def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
 def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]:
     """The machines of a run, one for each client that is at work at a time; they count on one meter."""
     speed = pick_speed(recipe, device, size)
+    machines: list[Eager]
     if speed == "eager":
-        return [Eager(device, recipe.task)]
-    machines: list[Eager] = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
+        machines = [Eager(device, recipe.task) for _ in range(cpu_slots(recipe) if device.type == "cpu" else 1)]
+        if len(machines) > 1:
+            machines[0].threads = recipe.threads // len(machines)
+    else:
+        machines = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
     for machine in machines[1:]:
-        machine.meter = machines[0].meter
+        machine.meter, machine.threads = machines[0].meter, machines[0].threads
     return machines
+
+
+def cpu_slots(recipe: Recipe) -> int:
+    """How many clients share the threads of a CPU: a client on one thread each is faster than each client on all of them."""
+    with torch.device("meta"):
+        alone = recipe.speed == "eager" or draws_inside(recipe.model.build())
+    return 1 if alone else min(recipe.clients, recipe.threads)
 
 
 def slots(recipe: Recipe) -> int:

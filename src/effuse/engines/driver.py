@@ -17,6 +17,7 @@ from effuse.core.ledger import TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
+from effuse.core.spans import span
 from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
 from effuse.engines.device import machines_for, pick_device, pick_speed
@@ -50,7 +51,7 @@ def run(
     place = pick_device(device)
     folder = RunFolder(out)
     folder.require_new()
-    train, test = recipe.data.load("train"), recipe.data.load("test")
+    train, test = _loaded(recipe)
     recipe = recipe.resolved(train)
     # what cannot work is refused before a folder is made
     recipe.shards(train)
@@ -74,11 +75,16 @@ def resume(out: Path, *, device: str | None = None, observer: Observer | None = 
     with folder.locked():
         if folder.result.exists():
             return folder.read_result()
-        train, test = recipe.data.load("train"), recipe.data.load("test")
+        train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
         return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
+
+
+def _loaded(recipe: Recipe) -> tuple[Dataset, Dataset]:
+    with span("data"):
+        return recipe.data.load("train"), recipe.data.load("test")
 
 
 class Played(NamedTuple):
@@ -103,7 +109,8 @@ def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: i
     while not over():
         fed.begin(t, federated)
         phase = server.phase
-        with Untouched(server, f"the server program of {algorithm.name}", "the state it was handed"):
+        watch = Untouched(server, f"the server program of {algorithm.name}", "the state it was handed")
+        with span("aggregate"), watch:
             after = algorithm.round(server, fed)
         fed.close()
         server = after
@@ -129,8 +136,9 @@ class Run:
     ) -> None:
         torch.set_num_threads(recipe.threads)
         self.recipe, self.folder, self.observer = recipe, folder, observer
-        train = train.to(device)
-        shards = recipe.shards(train)
+        with span("data"):
+            train = train.to(device)
+            shards = recipe.shards(train)
         machines = machines_for(recipe, device, len(train))
         self.machine = machines[0]
         self.fed: Federation = ENGINES[engine](
@@ -157,15 +165,17 @@ class Run:
         started, trained = time.monotonic(), 0
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
-            if not model.params.finite():
-                raise TrainingError(
-                    f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
-                )
-            self.ema = self._averaged(server, model)
+            with span("aggregate"):
+                if not model.params.finite():
+                    raise TrainingError(
+                        f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
+                    )
+                self.ema = self._averaged(server, model)
             record = self._record(done, trained, time.monotonic() - started)
             if done.look:
                 self.observer.phase("evaluating")
-                self.metrics = self._evaluate(model, done.federated)
+                with span("evaluate"):
+                    self.metrics = self._evaluate(model, done.federated)
                 record["metrics"] = {name: m["value"] for name, m in self.metrics.items()}
             record["traffic"] = fed.ledger.close()
             record["seconds"] = {"round": record["seconds"], "total": time.monotonic() - started}
@@ -176,12 +186,14 @@ class Run:
             if done.over or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
                 self.observer.phase("checkpoint")
                 before = time.monotonic()
-                self._checkpoint(server, t, federated)
+                with span("checkpoint"):
+                    self._checkpoint(server, t, federated)
                 checked = time.monotonic()
                 spent = checked - before
                 self.observer.phase("training")
             started, trained = time.monotonic(), self.machine.meter.images
-        return self._finish(server, federated)
+        with span("checkpoint"):
+            return self._finish(server, federated)
 
     def _start(self) -> tuple[Server, int, int]:
         fed, recipe = self.fed, self.recipe

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,12 +13,15 @@ from effuse.core.errors import FederationError, TrainingError
 from effuse.core.federation import Federation, Order
 from effuse.core.machine import Machine
 from effuse.core.params import Params
+from effuse.core.spans import span
 from effuse.core.wire import each_params, through_wire
 from effuse.core.workbench import Client, Workbench
 from effuse.engines.slots import in_slots
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
 from effuse.engines.worker import Worker
+
+T = TypeVar("T")
 
 
 class InProcess(Federation):
@@ -40,6 +43,15 @@ class InProcess(Federation):
         self.workers = [Worker(algorithm, seed, self._clients(machine), snapshots, wire) for machine in machines]
         self.worker = self.workers[0]
         self.streams = [machine.stream for machine in machines]
+
+    def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
+        """Do a job for every client on some worker, several at a time where there are several."""
+        machine = self.workbench.machine
+
+        def stop() -> None:
+            machine.meter.stopped = True  # a fit that nobody waits for ends at its next step
+
+        return in_slots(job, clients, self.workers, self.streams, machine.threads, stop)
 
     def _clients(self, machine: Machine) -> Callable[[int], Client]:
         def client(k: int) -> Client:
@@ -74,7 +86,8 @@ class Simulator(InProcess):
             self._charge("down", client, messages[client])
             key = id(messages[client])
             if key not in arriving:
-                arriving[key] = through_wire(messages[client], self.wire)
+                with span("wire"):
+                    arriving[key] = through_wire(messages[client], self.wire)
         return self._perform(job, orders, {k: arriving[id(m)] for k, m in messages.items()})
 
     def _perform(
@@ -85,12 +98,15 @@ class Simulator(InProcess):
             with Untouched(messages[client], who, "the message it received", thorough=not self._proven[job.name]):
                 reply, snapshot = worker.perform(orders[client], messages[client])
             self._proven[job.name] = True
-            for params in each_params(reply):
-                if isinstance(params, Params) and not params.finite():
-                    raise TrainingError(f"{who}: client {client} answers with a non-finite number; lower the learning rate")
-            return through_wire(reply, self.wire), snapshot
+            with span("wire"):
+                for params in each_params(reply):
+                    if isinstance(params, Params) and not params.finite():
+                        raise TrainingError(
+                            f"{who}: client {client} answers with a non-finite number; lower the learning rate"
+                        )
+                return through_wire(reply, self.wire), snapshot
 
-        for client, (reply, snapshot) in in_slots(one, list(orders), self.workers, self.streams):
+        for client, (reply, snapshot) in self._each(one, list(orders)):
             self._charge("up", client, reply)
             yield client, reply, snapshot
 
