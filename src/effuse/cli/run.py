@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, chosen
+from effuse.cli.options import Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, Workers, chosen
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.engines import driver
@@ -23,6 +23,7 @@ def run(
     set: Settings = None,
     engine: Annotated[str, typer.Option(help="simulator or loopback (through the wire format).")] = "simulator",
     device: Device = "auto",
+    workers: Workers = None,
     rounds: Rounds = None,
     seed: Seed = None,
     seeds: Annotated[
@@ -35,10 +36,11 @@ def run(
 ) -> None:
     """Train by RECIPE (a name, a call, or a run's manifest.json), evaluate, and write a run folder."""
     name, wanted = chosen(recipe, set, rounds, seed)
+    places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
     if seeds is None:
         folder = out or new_folder(name)
         with watched(folder, as_json, quiet) as observer, profiled(folder, profile) as spans:
-            result = driver.run(wanted, folder, name=name, engine=engine, device=device, observer=observer)
+            result = driver.run(wanted, folder, name=name, **places, observer=observer)
         tell(result, folder, spans, as_json, quiet)
         return
     if seed is not None:
@@ -55,7 +57,7 @@ def run(
             if n in begun:
                 results[n] = driver.resume(folder, observer=observer)
             else:
-                results[n] = driver.run(changed, folder, name=name, engine=engine, device=device, observer=observer)
+                results[n] = driver.run(changed, folder, name=name, **places, observer=observer)
         tell(results[n], folder, spans, False, as_json or quiet)
     names = next(iter(results.values()))["metrics"]
     spread = {name: _spread([r["metrics"][name]["value"] for r in results.values()]) for name in names}

@@ -73,7 +73,10 @@ class Federation(ABC):
             )
 
     def settle(self) -> None:
-        """Before a checkpoint names them, make accepted client states outlive a power cut; sites elsewhere do so themselves."""
+        """Before a checkpoint names them, make client states outlive a power cut; sites elsewhere do so themselves."""
+
+    def stop(self) -> None:
+        """The run is over, one way or another: nobody is to go on working for it."""
 
     def sample(self, cohort: int | float | None) -> list[int]:
         """A cohort without repetition, in id order: a count, a fraction, or everyone."""

@@ -26,6 +26,7 @@ from effuse.engines.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
+from effuse.engines.processes import Processes, pick_workers, slots_each
 from effuse.engines.refusals import refuse
 from effuse.engines.save import save_model
 from effuse.engines.simulator import Simulator, on_disk
@@ -43,6 +44,7 @@ def run(
     name: str = "",
     engine: str = "simulator",
     device: str = "auto",
+    workers: int | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through."""
@@ -60,11 +62,13 @@ def run(
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():
-        folder.create(recipe, name, engine, place.type, {"train": train.digest, "test": test.digest})
-        return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
+        folder.create(recipe, name, engine, place.type, workers, {"train": train.digest, "test": test.digest})
+        return Run(recipe, folder, engine, place, workers, train, test, observer or Observer()).complete()
 
 
-def resume(out: Path, *, device: str | None = None, observer: Observer | None = None) -> dict[str, Any]:
+def resume(
+    out: Path, *, device: str | None = None, workers: int | None = None, observer: Observer | None = None
+) -> dict[str, Any]:
     """Go on with a run from its last checkpoint; a finished one just gives its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
@@ -79,7 +83,8 @@ def resume(out: Path, *, device: str | None = None, observer: Observer | None = 
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
-        return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
+        workers = workers or manifest.get("workers")
+        return Run(recipe, folder, engine, place, workers, train, test, observer or Observer()).complete()
 
 
 def _loaded(recipe: Recipe) -> tuple[Dataset, Dataset]:
@@ -130,6 +135,7 @@ class Run:
         folder: RunFolder,
         engine: str,
         device: torch.device,
+        workers: int | None,
         train: Dataset,
         test: Dataset,
         observer: Observer,
@@ -141,10 +147,15 @@ class Run:
             shards = recipe.shards(train)
         machines = machines_for(recipe, device, len(train))
         self.machine = machines[0]
-        self.fed: Federation = ENGINES[engine](
-            recipe.algorithm, shards, *machines, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire,
-            snapshots=on_disk(folder.path),
-        )  # fmt: skip
+        options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
+        options["snapshots"] = on_disk(folder.path)
+        processes = pick_workers(workers, device, recipe.clients)
+        self.fed: Federation
+        if processes == 1:
+            self.fed = ENGINES[engine](recipe.algorithm, shards, *machines, **options)
+        else:
+            options |= {"workers": processes, "slots": slots_each(len(machines), processes, device)}
+            self.fed = Processes(recipe.algorithm, shards, machines[0], recipe=recipe, folder=folder.path, **options)
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
@@ -155,6 +166,12 @@ class Run:
 
     def complete(self) -> dict[str, Any]:
         """From the last checkpoint, or from nothing, to the result."""
+        try:
+            return self._complete()
+        finally:
+            self.fed.stop()
+
+    def _complete(self) -> dict[str, Any]:
         algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
         began = time.monotonic()
         server, t, federated = self._start()

@@ -46,12 +46,10 @@ class InProcess(Federation):
 
     def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
         """Do a job for every client on some worker, several at a time where there are several."""
-        machine = self.workbench.machine
+        return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
 
-        def stop() -> None:
-            machine.meter.stopped = True  # a fit that nobody waits for ends at its next step
-
-        return in_slots(job, clients, self.workers, self.streams, machine.threads, stop)
+    def stop(self) -> None:
+        self.workbench.machine.meter.stopped = True  # a fit that nobody waits for ends at its next step
 
     def _clients(self, machine: Machine) -> Callable[[int], Client]:
         def client(k: int) -> Client:
