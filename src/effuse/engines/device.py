@@ -6,6 +6,7 @@ from effuse.core.captured import Captured, draws_inside
 from effuse.core.errors import RecipeError
 from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe
+from effuse.engines.compiled import keep_compiled
 
 WORTH_COMPILING = 1_000_000  # training images: below that, a minute of compilation is not earned back
 SMALL = 20_000_000  # parameters up to which one client leaves a large GPU half idle
@@ -43,6 +44,8 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
         if len(machines) > 1:
             machines[0].threads = recipe.threads // len(machines)
     else:
+        if speed == "compile":
+            keep_compiled(device)
         machines = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
     for machine in machines[1:]:
         machine.meter, machine.threads = machines[0].meter, machines[0].threads
@@ -50,7 +53,7 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
 
 
 def cpu_slots(recipe: Recipe) -> int:
-    """How many clients share the threads of a CPU: a client on one thread each is faster than each client on all of them."""
+    """How many clients share the threads of a CPU: side by side they are faster than one after another on all threads."""
     with torch.device("meta"):
         alone = recipe.speed == "eager" or draws_inside(recipe.model.build())
     return 1 if alone else min(recipe.clients, recipe.threads)
