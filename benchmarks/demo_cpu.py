@@ -1,9 +1,9 @@
-"""A training round of the demo on CPU cores: a plain loop, effuse's reference (`speed=eager`), and effuse as it runs by itself.
+"""A training round of the demo on CPU cores: a plain loop, effuse's reference (`speed=eager`), effuse as it runs by itself.
 
     python benchmarks/demo_cpu.py [--quick] [--json] [--threads 2]
 
 The plain loop is what public code does: eager fp32, a DataLoader, a deep-copied model per client, a mean of state_dicts. All
-take turns in one process, round by round, and the ratio is the median over rounds, so that a busy machine disturbs all alike.
+take turns in one process, round by round; the ratio is the median over rounds, so that a busy machine disturbs all alike.
 The arithmetic floor is three forward passes an image (one forward, twice that backward) at the rate of a large convolution
 measured here, the best of many.
 """

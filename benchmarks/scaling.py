@@ -2,10 +2,10 @@
 
     python benchmarks/scaling.py [--quick] [--json]
 
-Every cell is a whole run in a fresh process: FedAvg through the driver, with checkpoints, ledger and rounds.jsonl, each client
-one step on one image, so that what is measured is the framework. `kept` also keeps Adam's moments of every client on disk.
-Seconds are of the rounds after the first, the least of them; memory is the highest resident set; `copies` is what came on top
-of a tiny run, in models.
+Every cell is a whole run in a fresh process: FedAvg through the driver, with checkpoints, ledger and rounds.jsonl, each
+client one step on one image, so that what is measured is the framework. `kept` also keeps Adam's moments of every client on
+disk. Seconds are of the rounds after the first, the least of them; memory is the highest resident set; `copies` is what came
+on top of a tiny run, in models.
 """
 
 import argparse
@@ -152,8 +152,8 @@ def tell(row: dict[str, Any]) -> None:
     grown = f"time grows as size^{row['exponent']:.2f}, memory {row['memory_ratio']:.3f} times" if "exponent" in row else ""
     print(
         f"{row['axis']:>8} {row['clients']:>5} clients {row['parameters'] / 1e6:>6.1f} M: {row['seconds']:>8.3f} s a round, "
-        f"{1e3 * row['seconds'] / row['clients']:.2f} ms a client, peak {row['peak_mb']:,.0f} MB, {row['copies']:.1f} copies; "
-        f"{grown}",
+        f"{1e3 * row['seconds'] / row['clients']:.2f} ms a client, peak {row['peak_mb']:,.0f} MB, "
+        f"{row['copies']:.1f} copies; {grown}",
         flush=True,
     )
 

@@ -40,7 +40,7 @@ def test_a_span_inside_another_is_taken_out_of_it(clock):
 
 
 def test_threads_at_work_together_share_the_time(clock):
-    """2 s of one thread alone, then 4 s of two, while the main thread waits for them: 2 + 2 and 2, and nothing is counted twice."""
+    """2 s of one thread alone, then 4 s of two, while the main thread waits: 2 + 2 and 2, and nothing is counted twice."""
     steps = [threading.Event() for _ in range(4)]
 
     def first():

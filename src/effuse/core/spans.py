@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# what a reader is shown, in this order; `client` is the own code of a job (loading and copying weights), `workers` waiting for processes
+# what a reader is shown, in this order; `client` is a job's own code, loading weights; `workers` is waiting for processes
 KINDS = ("data", "step", "sample", "client", "aggregate", "evaluate", "checkpoint", "wire", "workers")
 WAITING = ""  # a thread that waits for others of this process: the time is theirs
 MOST_EVENTS = 20_000  # in a trace, about 2 MB: a long run's trace shows how it began, its sums are of all

@@ -296,8 +296,10 @@ class Run:
         if self.ema is not None:
             save_model(self.ema, self.recipe, self.folder.path / "model-ema")
         ledger = self.fed.ledger.report()
-        records = self.folder.records()
-        per_round = [{k: r["traffic"][k] for k in ("parameters", "bytes")} for r in records]
+        images, per_round = 0, []
+        for record in self.folder.each_record():
+            images += record["images"]
+            per_round.append({k: record["traffic"][k] for k in ("parameters", "bytes")})
         self.folder.write_json("ledger.json", ledger | {"per_round": per_round})
         result = {
             "weights_sha256": weights_digest(model, self.digests),
@@ -305,7 +307,7 @@ class Run:
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
-            "images": sum(r["images"] for r in records),
+            "images": images,
             "seconds": self.seconds + time.monotonic(),
         }
         if self.recipe.algorithm.personal:

@@ -117,7 +117,13 @@ class RunFolder:
         return result
 
     def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.rounds.read_text().splitlines()] if self.rounds.exists() else []
+        return list(self.each_record())
+
+    def each_record(self) -> Iterator[dict[str, Any]]:
+        """The lines of rounds.jsonl one by one: all of them at once would grow with rounds times clients."""
+        if self.rounds.exists():
+            with open(self.rounds) as file:
+                yield from map(json.loads, file)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoints"
