@@ -1,4 +1,4 @@
-"""Real bundles for two Pythons: right wheels, small, and running where nothing but torch and the like is installed. `make test-bundle`."""
+"""Real bundles for two Pythons: right wheels, small, running beside torch and the like alone (`make test-bundle`)."""
 
 import importlib.metadata
 import os

@@ -1,5 +1,6 @@
 """The machine under a workbench: it does the arithmetic of training and sampling, and is the only place with `backward()`."""
 
+import contextlib
 import dataclasses
 import threading
 from abc import ABC, abstractmethod
@@ -146,7 +147,9 @@ class Eager(Machine):
         average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
         losses: list[Tensor] = []
         sizes: list[int] = []
-        with keyed(work.stream.child("dropout")):
+        # side by side are only networks without dropout, which would take turns at torch's one default generator
+        drawing = keyed(work.stream.child("dropout")) if self.threads is None else contextlib.nullcontext()
+        with drawing:
             for batch in self.batches(work):
                 loss = loss_of(view, batch, given)
                 descend(loss, params, optimiser, work, given, average)

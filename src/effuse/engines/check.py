@@ -75,7 +75,7 @@ def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
-    """Bytes a run on a CPU needs, estimated: weights, gradients, two moments, an average and activations of those at work; data."""
+    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data."""
     batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
     together = cpu_slots(recipe)
     weights, activations = 5 * together * model.params.nbytes, together * batch * activation_bytes(recipe.model)

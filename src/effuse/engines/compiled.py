@@ -13,7 +13,7 @@ from effuse.engines.files import cache_folder
 def keep_compiled(device: torch.device) -> None:
     """Say, before anything is compiled, where compiled code is found and left: for one torch, one kind of device, one user.
 
-    Torch's own choice is a folder under /tmp, which a reboot empties and a stranger may have made; a user's own choice stands.
+    Torch's own choice is a folder under /tmp, which a reboot empties and a stranger may have made; a user's choice stands.
     """
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     folder = cache_folder() / "compiled" / re.sub(r"[^\w.+-]+", "-", f"torch-{torch.__version__}-{kind}")

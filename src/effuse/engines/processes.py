@@ -1,8 +1,8 @@
 """Worker processes of one machine, one for each GPU: messages cross in the wire format, results are those of one process.
 
-The server's program, its workbench and the evaluation stay in this process. A worker gets the recipe as text and loads the data
-itself. Each of its slots has a connection of its own, on which one answer follows one request; one more connection only lives
-as long as this process does, so that no worker outlives it, however it ends.
+The server's program, its workbench and the evaluation stay in this process. A worker gets the recipe as text and loads the
+data itself. Each of its slots has a connection of its own, on which one answer follows one request; one more connection only
+lives as long as this process does, so that no worker outlives it, however it ends.
 """
 
 import contextlib
