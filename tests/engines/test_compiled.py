@@ -48,6 +48,7 @@ def test_a_machine_that_compiles_says_where_first(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")  # so that it is put back afterwards
     recipe = toy_recipe(speed="compile", model=ToyUnet()).resolved(toy_recipe().data.load("train"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200 (test)")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     machines_for(recipe, torch.device("cuda"), 40)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine", "a choice of the user's is left alone"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")

@@ -34,7 +34,7 @@ def test_answers_come_in_order_and_few_are_held():
             assert gate.wait(10)
         return client * 10
 
-    answers = in_slots(job, range(20), ["a", "b"], threads=1)
+    answers = in_slots(job, range(20), ["a", "b"], [None, None], threads=1)
 
     def open_later():
         while len(begun) < 2 * AHEAD:
@@ -60,7 +60,7 @@ def test_a_worker_has_one_client_at_a_time_and_its_own_number_of_threads():
         busy.remove(worker)
 
     before = torch.get_num_threads()
-    assert len(list(in_slots(job, range(12), ["a", "b", "c"], threads=3))) == 12
+    assert len(list(in_slots(job, range(12), ["a", "b", "c"], [None] * 3, threads=3))) == 12
     assert seen == {3} and torch.get_num_threads() == before
 
 
@@ -73,7 +73,7 @@ def test_those_at_work_are_stopped_when_one_fails():
         ended.append(stopped.wait(10))
 
     with pytest.raises(TrainingError):
-        list(in_slots(job, range(9), ["a", "b"], threads=1, stop=stopped.set))
+        list(in_slots(job, range(9), ["a", "b"], [None, None], threads=1, stop=stopped.set))
     assert all(ended) and len(ended) < 8, "those that had not begun never do"
 
 
@@ -130,7 +130,7 @@ def test_two_at_a_time_equal_one(name, tmp_path, monkeypatch):
     assert max(most) == 2 or SERVER in places and len(places) == 1
 
 
-def one_by_one(job, clients, workers, threads, stop):
+def one_by_one(job, clients, workers, streams, threads, stop):
     """What slots do, without slots."""
     with ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(threads)) as pool:
         for client in clients:
