@@ -69,10 +69,14 @@ class Process:
         """Start it, where it is not running; it gets ready while we go on."""
         if self._child is not None:
             return
+        device = self.fed.workbench.machine.device
+        told = {
+            "recipe": self.fed.recipe.saved(), "modules": modules_of(self.fed.recipe), "folder": str(self.fed.folder),
+            "device": device.type,
+        }  # fmt: skip
         ours, theirs = zip(*(socket.socketpair() for _ in range(1 + self.fed.slots)))
         handles = [s.fileno() for s in theirs]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        device = self.fed.workbench.machine.device
         if device.type == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = gpu_of(self.number)
         # a session of its own: Ctrl-C at the terminal is for us, and we end our workers
@@ -84,10 +88,6 @@ class Process:
             end.close()
         self._life = ours[0]
         self.slots = [Slot(self, s) for s in ours[1:]]
-        told = {
-            "recipe": self.fed.recipe.saved(), "modules": modules_of(self.fed.recipe), "folder": str(self.fed.folder),
-            "device": device.type,
-        }  # fmt: skip
         with contextlib.suppress(OSError):  # a process that is dead already is told at the first request
             send(self._life, json.dumps(told).encode())
 
