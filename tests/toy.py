@@ -21,6 +21,7 @@ from effuse.core.workbench import Client
 from effuse.data.partition import Iid
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.schedules import Linear
+from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
 
 
@@ -57,11 +58,13 @@ class ToyUnet(Arch):
     """The smallest network with an encoder, a bottleneck and a decoder."""
 
     parts = {"encoder": ("down",), "bottleneck": ("middle",), "decoder": ("up",)}
+    uncut = ("up",)
 
     width: int = 4
+    cut: Cut = ""
 
     def build(self) -> nn.Module:
-        return ToyNetwork(self.shape.channels, self.width)
+        return narrowed(ToyNetwork(self.shape.channels, self.width), self.cut)
 
     def save(self, net, folder, scheduler) -> None:
         write_plain(self, net, folder, scheduler)

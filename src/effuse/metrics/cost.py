@@ -1,5 +1,7 @@
 """What a network costs: parameters, multiply-accumulates and activations, counted on shapes without numbers."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,20 +33,43 @@ def macs_by_operation(arch: Arch) -> dict[str, int]:
     return {str(op).removeprefix("aten."): flops // 2 for op, flops in counter.get_flop_counts()["Global"].items()}
 
 
+def layer_macs(arch: Arch) -> int:
+    """Multiply-accumulates as the pruning literature counts them, layer by layer: one addition for every biased output, two
+    operations for every normalised value, and nothing for attention's products, which no layer owns."""
+    total = 0
+
+    def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+            across = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
+            places = across.numel() // across.shape[-1 if isinstance(module, nn.Linear) else 1]
+            total += places * module.weight.numel() + (output.numel() if module.bias is not None else 0)
+        elif isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._BatchNorm)):
+            total += 2 * output.numel()
+
+    _hooked(arch, add)
+    return total
+
+
 def activation_bytes(arch: Arch) -> int:
     """An estimate of what one image's forward pass keeps for the backward pass: the outputs of all layers."""
-    net = _hollow(arch)
     total = 0
 
     def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal total
         total += output.numel() * output.element_size()
 
+    _hooked(arch, add)
+    return total
+
+
+def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]) -> None:
+    """Show every layer of a forward pass, with what goes in and what comes out."""
+    net = _hollow(arch)
     for module in net.modules():
         if not any(module.children()):
-            module.register_forward_hook(add)
+            module.register_forward_hook(look)
     _forward(arch, net)
-    return total
 
 
 def _hollow(arch: Arch) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from effuse.core.model import Arch
 from effuse.core.spec import spec
+from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
 
 HEADS, HEAD_WIDTH = 4, 32
@@ -23,6 +24,7 @@ INNER = HEADS * HEAD_WIDTH
 class ConvnextUnet(Arch):
     """A U-Net of ConvNeXt blocks with linear attention; its base width is the image side unless `dim` says otherwise."""
 
+    uncut: ClassVar[tuple[str, ...]] = ("tail.1", "qkv")  # the forward pass knows its heads by number
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("stem", "time", "label", "downs"),
         "bottleneck": ("middle",),
@@ -32,6 +34,7 @@ class ConvnextUnet(Arch):
     dim: PositiveInt | None = None
     multipliers: tuple[int, ...] = (1, 2, 4)
     conditional: bool = False  # class embeddings, one more than there are classes: the last is the null label
+    cut: Cut = ""  # layers that pruning has made narrower than all of the above says
 
     def __post_init__(self) -> None:
         if not self.multipliers:
@@ -45,7 +48,8 @@ class ConvnextUnet(Arch):
 
     def build(self) -> nn.Module:
         side, channels, classes = self.shape
-        return ConvNeXtUNet(self.dim or side, self.multipliers, channels, classes if self.conditional else None)
+        net = ConvNeXtUNet(self.dim or side, self.multipliers, channels, classes if self.conditional else None)
+        return narrowed(net, self.cut)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)

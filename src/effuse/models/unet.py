@@ -13,7 +13,8 @@ from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
-from effuse.models.saved import write_config
+from effuse.models.cut import Cut, narrowed
+from effuse.models.saved import write_config, write_plain
 
 # fields that are keys of UNet2DModel's own configuration
 SHARED = ("dropout", "downsample_padding", "flip_sin_to_cos", "freq_shift", "norm_eps", "resnet_time_scale_shift")
@@ -33,10 +34,14 @@ FIXED: Mapping[str, Any] = {
 }
 
 
+CUT_NOTE = "pruned: diffusers' UNet2DModel cannot hold layers of such widths; open this folder with effuse.load"
+
+
 @spec
 class Unet(Arch):
     """A U-Net of residual blocks, one width per resolution, with attention where an image side is listed."""
 
+    uncut: ClassVar[tuple[str, ...]] = ("conv_out",)
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("conv_in", "time_embedding", "class_embedding", "down_blocks"),
         "bottleneck": ("mid_block",),
@@ -57,6 +62,7 @@ class Unet(Arch):
     flip_sin_to_cos: bool = False
     freq_shift: int = 1
     norm_eps: float = 1e-6
+    cut: Cut = ""  # layers that pruning has made narrower than all of the above says
 
     def __post_init__(self) -> None:
         if not self.widths or self.layers < 1:
@@ -74,7 +80,7 @@ class Unet(Arch):
         return make(Unet, {f.name: getattr(filled, f.name) for f in dataclasses.fields(Unet)}, "model")
 
     def build(self) -> nn.Module:
-        return network_class()(**self.diffusers_config())
+        return narrowed(network_class()(**self.diffusers_config()), self.cut)
 
     def diffusers_config(self) -> dict[str, Any]:
         """The arguments of UNet2DModel."""
@@ -98,6 +104,8 @@ class Unet(Arch):
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         """A pipeline folder for diffusers alone; with classes, which no such pipeline takes, its two subfolders."""
+        if self.cut:
+            return write_plain(self, net, folder, scheduler, note=CUT_NOTE)
         from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, UNet2DModel
 
         with torch.device("meta"):
