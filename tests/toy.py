@@ -8,6 +8,7 @@ from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.localonly import LocalOnly
+from effuse.algorithms.moon import Moon
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
@@ -48,9 +49,12 @@ class ToyNetwork(nn.Module):
         self.up = nn.Conv2d(width, channels, 3, padding=1)
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: str = "output"):
         hidden = torch.relu(self.down(x)) * (1 + t.float() / 100)[:, None, None, None]
-        return self.up(self.dropout(torch.relu(self.middle(hidden))))
+        hidden = self.dropout(torch.relu(self.middle(hidden)))
+        if give == "features":
+            return hidden.mean((2, 3))
+        return (self.up(hidden), hidden.mean((2, 3))) if give == "both" else self.up(hidden)
 
 
 @spec
@@ -59,6 +63,7 @@ class ToyUnet(Arch):
 
     parts = {"encoder": ("down",), "bottleneck": ("middle",), "decoder": ("up",)}
     uncut = ("up",)
+    featured = True
 
     width: int = 4
     cut: Cut = ""
@@ -184,6 +189,7 @@ ALGORITHMS = {
     "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),
     "fedavg, kept optimiser": FedAvg(local=Adam(lr=1e-2, batch=8, steps=3, state="kept", clip=0.5, schedule=CosineDecay())),
     "fedprox": FedProx(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9), mu=0.1),
+    "moon": Moon(local=ADAM, cohort=2),
     "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
     "localonly": LocalOnly(local=ADAM),
     "feddiffuse, full": Full(local=ADAM),

@@ -131,7 +131,7 @@ def run(solver: Solver, model: Model | None = None, task: Task | None = None, **
 def test_two_steps_of_sgd_by_hand():
     """loss (w - 3)^2, gradient 2 (w - 3), lr 1/4: w = 0 -> 1.5 -> 2.25 with losses 9 and 2.25, their mean 5.625."""
     w, fit, kept = run(SGD(lr=0.25, steps=2, batch=1))
-    assert w == 2.25 and fit == (2, 2, 5.625, None) and kept is None
+    assert w == 2.25 and fit == (2, 2, 5.625, None, None) and kept is None
 
 
 def test_the_mean_loss_is_over_images_not_over_steps():

@@ -30,7 +30,8 @@ def show(report: dict[str, Any]) -> None:
     table = Table(title=f"{report['recipe']}: what a run would do", show_header=False, title_justify="left")
     inner = ", ".join(f"{k} {v:,}" for k, v in parts.items() if k != "total")
     table.add_row("parameters", f"{parts['total']:,}" + (f" ({inner})" if inner else ""))
-    table.add_row("multiply-adds an image", f"{report['macs']:,}")
+    frozen = f", and {report['macs_frozen']:,} of frozen networks while training" if report["macs_frozen"] else ""
+    table.add_row("multiply-adds an image", f"{report['macs']:,}{frozen}")
     up, down = (amount(traffic["bytes"][d]) for d in ("up", "down"))
     exact = "exact" if traffic["exact"] else traffic["reason"]
     table.add_row("traffic", f"{up} up, {down} down; {traffic['parameters']['total']:,} parameters ({exact})")

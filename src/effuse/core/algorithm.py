@@ -71,6 +71,7 @@ class Algorithm(Spec, ABC):
 
     jobs: ClassVar[dict[str, Job]] = {}
     personal: ClassVar[bool] = False  # clients end up with models of their own, evaluated where they are
+    frozen: ClassVar[int] = 0  # passes up to a network's features that every training image costs beside its own
     early_stop: ClassVar[str | None] = None  # the reason, where trained values may end a run early (see fed.rehearsing)
 
     def __init_subclass__(cls, **rest: Any) -> None:

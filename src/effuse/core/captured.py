@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset
-from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss
+from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.params import Params
@@ -85,6 +85,7 @@ class TrainingStep:
         image = data.images.shape[1:]
         self.drawn = {k: v.contiguous().clone() for k, v in self.task.draw(size, image, self.labels, generator).items()}
         self.loss = torch.zeros((), device=device)
+        self.noted: Tensor | None = None  # where the loss returns a value beside itself
         self.draws = draws_inside(self.net)
         self._record(work, data)
 
@@ -98,9 +99,13 @@ class TrainingStep:
                 x = torch.where(self.mirrored[:, None, None, None], x.flip(-1), x)
             batch = Batch(x.contiguous(memory_format=torch.channels_last), self.labels, self.task, self.drawn, self.weight)
             with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                loss = loss_of(call, batch, self.given)
+                loss, noted = parted(loss_of(call, batch, self.given))
             descend(loss, self.params, self.optimiser, work, self.given, self.average)
             self.loss.copy_(loss.detach())
+            if noted is not None:
+                if self.noted is None:  # in the warm-up, so before anything is recorded
+                    self.noted = torch.zeros((), device=self.machine.device)
+                self.noted.copy_(noted.detach())
 
         self.graph = recorded(step)
 
@@ -115,7 +120,7 @@ class TrainingStep:
         rows, sizes = padded_rows(work)
         rows = rows.to(data.images.device)
         generator = work.stream.child("draw").torch(device)
-        losses = torch.zeros(len(sizes), device=device)
+        losses, notes = torch.zeros(2, len(sizes), device=device)
         last = 0
         for i, n in enumerate(sizes):
             torch.index_select(data.images, 0, rows[i], out=self.stored)
@@ -130,8 +135,11 @@ class TrainingStep:
                 last = n
             self.graph.replay()
             losses[i].copy_(self.loss)
+            if self.noted is not None:
+                notes[i].copy_(self.noted)
             self.machine.meter.trained(n)
         mean = mean_loss(list(losses.unbind()), sizes, work)
+        noted = None if self.noted is None else mean_loss(list(notes.unbind()), sizes, work)
         torch._foreach_copy_(list(theirs.values()), ours)
         kept = kept_state(self.optimiser, self.params) if work.solver.state == "kept" else None
         average = (
@@ -139,7 +147,7 @@ class TrainingStep:
             if self.average is None
             else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
         )
-        return Fit(len(sizes), sum(sizes), mean, average), kept
+        return Fit(len(sizes), sum(sizes), mean, average, noted), kept
 
     def _reset(self, work: Work) -> None:
         self.lr.fill_(work.lr)

@@ -49,6 +49,7 @@ class Federation(ABC):
         self.snapshots: dict[int, str] = {}  # accepted client states
         self.durable: dict[int, str] = {}  # those that a checkpoint names
         self.losses: list[tuple[float, float]] = []  # (loss, weight) that clients reported in this round
+        self.noted: dict[str, Any] = {}  # what the algorithm wants remembered of this round
         self.on_reply: Callable[[int, Any], None] = lambda client, reply: None
         self._call = 0
         self._busy: set[int] = set()
@@ -60,7 +61,7 @@ class Federation(ABC):
 
     def begin(self, t: int, federated: int) -> None:
         """Open a round."""
-        self.t, self.federated, self.losses = t, federated, []
+        self.t, self.federated, self.losses, self.noted = t, federated, [], {}
         self._call = 0
         self.workbench.begin(self._address("round", 0, SERVER), federated)
 
@@ -150,6 +151,10 @@ class Federation(ABC):
         """Note a loss for the display and the round's line; replies with `loss` and `weight` are noted by themselves."""
         if loss is not None:
             self.losses.append((loss, weight))
+
+    def note(self, **values: Any) -> None:
+        """Have numbers, text or lists of them written into the round's line."""
+        self.noted |= values
 
     def _charge(self, direction: str, client: int, what: Any, wire_bytes: int = 0) -> None:
         self.ledger.charge(Account(self._column, self.link, direction, client), what, wire_bytes)

@@ -133,19 +133,21 @@ class Eager(Machine):
         # by the network's own order and place: the average may come from a message
         average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
         losses: list[Tensor] = []
+        notes: list[Tensor] = []
         sizes: list[int] = []
         with keyed(work.stream.child("dropout")):
             for batch in self.batches(work):
-                loss = loss_of(view, batch, given)
+                loss, noted = parted(loss_of(view, batch, given))
                 descend(loss, params, optimiser, work, given, average)
                 losses.append(loss.detach())
+                notes += [] if noted is None else [noted.detach()]
                 sizes.append(len(batch.labels))
                 self.meter.trained(len(batch.labels))
-        mean = mean_loss(losses, sizes, work)
+        mean, noted = mean_loss(losses, sizes, work), mean_loss(notes, sizes, work) if notes else None
         for p in params.values():
             p.grad = None  # a pooled network must not hold a second copy of itself between jobs
         kept = kept_state(optimiser, params) if solver.state == "kept" else None
-        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None), kept
+        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, noted), kept
 
     def batches(self, work: Work) -> Iterator[Batch]:
         """The batches of a fit, their randomness drawn; always drawn for a full batch, so that padding changes nothing."""
@@ -193,6 +195,11 @@ class Eager(Machine):
 def own_loss(net: Net, batch: Batch, given: Given) -> Tensor:
     """The task's loss, where an algorithm brings none of its own."""
     return batch.task.loss(net, batch)
+
+
+def parted(found: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """What a loss returned: the loss, and the value beside it where there is one."""
+    return found if isinstance(found, tuple) else (found, None)
 
 
 def descend(

@@ -41,6 +41,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "recipe": name or "recipe",
         "parameters": parameters(recipe.model),
         "macs": macs(recipe.model),
+        "macs_frozen": recipe.algorithm.frozen and recipe.algorithm.frozen * macs(recipe.model, "features"),
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},

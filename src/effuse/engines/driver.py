@@ -219,7 +219,7 @@ class Run:
             "loss": loss,
             "images": images,
             "seconds": seconds,
-        }
+        } | ({"noted": self.fed.noted} if self.fed.noted else {})
 
     def _evaluate(self, model: Model, federated: int) -> dict[str, Any]:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from effuse.core.model import Arch
 from effuse.core.spec import spec
+from effuse.core.task import Give
 from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
 
@@ -24,6 +25,7 @@ INNER = HEADS * HEAD_WIDTH
 class ConvnextUnet(Arch):
     """A U-Net of ConvNeXt blocks with linear attention; its base width is the image side unless `dim` says otherwise."""
 
+    featured: ClassVar[bool] = True
     uncut: ClassVar[tuple[str, ...]] = ("tail.1", "qkv")  # the forward pass knows its heads by number
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("stem", "time", "label", "downs"),
@@ -77,7 +79,7 @@ class ConvNeXtUNet(nn.Module):
         )
         self.tail = nn.Sequential(Block(widths[1], widths[1], None), nn.Conv2d(widths[1], channels, 1))
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
         embedding = self.time(t)
         if self.label is not None:
             null = self.label.num_embeddings - 1
@@ -89,9 +91,13 @@ class ConvNeXtUNet(nn.Module):
             x, skip = down(x, embedding)
             skips.append(skip)
         x = self.middle(x, embedding)
+        features = x.mean(dim=(2, 3)) if give != "output" else None
+        if give == "features":
+            return features
         for up in self.ups:
             x, _ = up(torch.cat([x, skips.pop()], dim=1), embedding)
-        return self.tail(x)
+        x = self.tail(x)
+        return (x, features) if give == "both" else x
 
 
 class Level(nn.Module):

@@ -13,6 +13,7 @@ from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
+from effuse.core.task import Give
 from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_config, write_plain
 
@@ -41,6 +42,7 @@ CUT_NOTE = "pruned: diffusers' UNet2DModel cannot hold layers of such widths; op
 class Unet(Arch):
     """A U-Net of residual blocks, one width per resolution, with attention where an image side is listed."""
 
+    featured: ClassVar[bool] = True
     uncut: ClassVar[tuple[str, ...]] = ("conv_out",)
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("conv_in", "time_embedding", "class_embedding", "down_blocks"),
@@ -184,16 +186,32 @@ def from_diffusers(config: Mapping[str, Any], classes: int, where: str) -> Unet:
 
 @functools.cache
 def network_class() -> type[nn.Module]:
-    """UNet2DModel called as `net(x, t, labels)`; made on first use because importing diffusers takes seconds."""
+    """UNet2DModel called as `net(x, t, labels)`; made on first use because importing diffusers takes seconds.
+
+    Its forward pass is diffusers' own for the configurations that we allow, written out because a loss may want to see the middle.
+    """
     from diffusers import UNet2DModel
 
     class Network(UNet2DModel):
-        def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
-            if self.class_embedding is None:
-                labels = None
-            else:
+        def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
+            embedding = self.time_embedding(self.time_proj(t.expand(len(x))).to(self.dtype))
+            if self.class_embedding is not None:
                 null = self.class_embedding.num_embeddings - 1
                 labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
-            return super().forward(x, t, labels, return_dict=False)[0]
+                embedding = embedding + self.class_embedding(labels)
+            x = self.conv_in(x)
+            skips = (x,)
+            for down in self.down_blocks:
+                x, passed = down(hidden_states=x, temb=embedding)
+                skips += passed
+            x = self.mid_block(x, embedding)
+            features = x.mean(dim=(2, 3)) if give != "output" else None
+            if give == "features":
+                return features
+            for up in self.up_blocks:
+                x = up(x, skips[-len(up.resnets) :], embedding)
+                skips = skips[: -len(up.resnets)]
+            x = self.conv_out(self.conv_act(self.conv_norm_out(x)))
+            return (x, features) if give == "both" else x
 
     return Network
