@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
+from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.moon import Moon
@@ -24,6 +25,7 @@ from effuse.diffusion.objective import Denoise
 from effuse.diffusion.schedules import Linear
 from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
+from effuse.privacy.histogram import Laplace
 
 
 @spec
@@ -183,6 +185,7 @@ def toy_recipe(**changes) -> Recipe:
 
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
+KEPT = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
 # every algorithm of the project, and toys that do what no real one does yet
 ALGORITHMS = {
     "fedavg": FedAvg(local=ADAM),
@@ -198,6 +201,11 @@ ALGORITHMS = {
     "feddiffuse, ulatdec": ULatDec(local=ADAM),
     "feddiffuse, udec": UDec(local=ADAM),
     "feddiffuse, udec, part of the clients": UDec(local=ADAM, cohort=2),
+    "fedphd, pruned in the middle": FedPhD(local=KEPT, cohort=2, r_g=1, R_s=2, ratio=0.5, a=20.0),
+    "fedphd, one-shot, with noise": FedPhD(
+        local=ADAM, cohort=2, r_e=2, r_g=2, variant="os", ratio=0.5, a=2.0, normalised=True, histogram=Laplace(epsilon=1.0)
+    ),
+    "fedphd, never pruned, an edge fails": FedPhD(local=ADAM, cohort=None, r_g=1, variant="none", outages=((1, 0), (2, 1))),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
 }

@@ -51,6 +51,13 @@ class Captured(Eager):
         with keyed(work.stream.child("dropout")):
             return step.run(net, work)
 
+    def forget(self, arch: Arch) -> None:
+        super().forget(arch)
+        for kept in (self._steps, self._evaluations):
+            for key in [k for k in kept if k[0] == arch]:
+                del kept[key]
+        torch.cuda.empty_cache()
+
     def generate(
         self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
     ) -> Images:

@@ -73,6 +73,9 @@ class Machine(ABC):
     def release(self, owner: object = None) -> None:
         """Take back every network that the owner was lent."""
 
+    def forget(self, arch: Arch) -> None:
+        """Drop what is kept for networks of an architecture that the run has left behind."""
+
     def values(self, net: nn.Module) -> tuple[Params, Buffers]:
         """Copies of a network's present values."""
         return Params.of(net), Buffers.of(net)
@@ -119,6 +122,9 @@ class Eager(Machine):
     def release(self, owner: object = None) -> None:
         for net in self._lent.pop(owner, []):
             self._free[net.arch].append(net)  # type: ignore[index]
+
+    def forget(self, arch: Arch) -> None:
+        self._free.pop(arch, None)
 
     def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
         solver = work.solver

@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 
+from effuse.core.algorithm import Server
 from effuse.core.data import Dataset, Shard
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
-from effuse.engines.driver import Played, played
+from effuse.engines.driver import Played, figures, played
 from effuse.engines.evaluation import wanted_samples
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
@@ -25,7 +26,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     refuse(recipe, train, test)
     model = hollow_model(recipe)
     fed = Rehearsal(recipe.algorithm, shards, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
-    rounds = rehearse(recipe, fed, model)
+    rounds, server = rehearse(recipe, fed, model)
     ledger = fed.ledger.report()
     training = ledger[TRAINING]
     unknown = recipe.algorithm.early_stop
@@ -37,6 +38,8 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     traffic["evaluation"] = {k: ledger[EVALUATION][k] for k in ("parameters", "bytes")}
     traffic["per_round"] = rounds
     traffic["clients"] = training["clients"]
+    traffic |= {"edges": training["edges"]} if "edges" in training else {}
+    traffic["costs"] = ledger["costs"]
     return {
         "recipe": name or "recipe",
         "parameters": parameters(recipe.model),
@@ -44,6 +47,8 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "macs_frozen": recipe.algorithm.frozen and recipe.algorithm.frozen * macs(recipe.model, "features"),
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
+        "figures": figures(recipe.algorithm.deliver(server).arch, ledger),
+        "privacy": recipe.algorithm.spent(server),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train),
         "disk": disk(recipe, fed, model),
@@ -51,8 +56,8 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     }
 
 
-def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> list[dict[str, Any]]:
-    """Play every round on shapes; the traffic of each."""
+def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server]:
+    """Play every round on shapes; the traffic of each, and what the server ends with."""
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()
@@ -61,7 +66,8 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> list[dict[str, Any
         if done.look and recipe.algorithm.personal:
             _rehearse_evaluation(recipe, fed, done)
         closed.append({k: v for k, v in fed.ledger.close().items() if k in ("parameters", "bytes")})
-    return closed
+        server = done.server
+    return closed, server
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
@@ -93,7 +99,7 @@ def disk(recipe: Recipe, fed: Rehearsal, model: Model) -> dict[str, int]:
 
 def warnings(recipe: Recipe, shards: list[Shard]) -> list[str]:
     """What a reader should know before starting."""
-    told = []
+    told = recipe.algorithm.warnings(recipe.rounds)
     small = [k for k, s in enumerate(shards) if len(s) < SMALLEST_SHARE]
     if small:
         told.append(f"clients {', '.join(map(str, small))} hold fewer than {SMALLEST_SHARE} images")

@@ -14,7 +14,7 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.ledger import TRAINING
-from effuse.core.model import Model
+from effuse.core.model import Arch, Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
 from effuse.core.wire import placed
@@ -30,6 +30,7 @@ from effuse.engines.save import save_model
 from effuse.engines.simulator import Simulator, on_disk
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
+from effuse.metrics.cost import layer_macs, parameters
 
 ENGINES = {"simulator": Simulator, "loopback": Loopback}
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
@@ -131,7 +132,7 @@ class Run:
         self.recipe, self.folder, self.observer = recipe, folder, observer
         train = train.to(device)
         shards = recipe.shards(train)
-        machines = machines_for(recipe, device, len(train))
+        self.machines = machines = machines_for(recipe, device, len(train))
         self.machine = machines[0]
         self.fed: Federation = ENGINES[engine](
             recipe.algorithm, shards, *machines, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire,
@@ -154,8 +155,13 @@ class Run:
         self.observer.started(recipe, str(self.folder.path), t, self.machine.meter)
         checked, spent = time.monotonic(), 0.0
         started, trained = time.monotonic(), 0
+        arch = algorithm.deliver(server).arch
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
+            if model.arch != arch:  # the network was cut: what was kept of the wider one only fills memory
+                for machine in self.machines:
+                    machine.forget(arch)
+                arch = model.arch
             if not model.params.finite():
                 raise TrainingError(
                     f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
@@ -267,16 +273,23 @@ class Run:
         ledger = self.fed.ledger.report()
         records = self.folder.records()
         per_round = [{k: r["traffic"][k] for k in ("parameters", "bytes")} for r in records]
-        self.folder.write_json("ledger.json", ledger | {"per_round": per_round})
+        spent = self.recipe.algorithm.spent(server)
+        privacy = {} if spent is None else {"privacy": spent}
+        self.folder.write_json("ledger.json", ledger | privacy | {"per_round": per_round})
         result = {
             "weights_sha256": weights_digest(model, self.digests),
             "metrics": self.metrics,
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
+            "figures": figures(model.arch, ledger),
             "images": sum(r["images"] for r in records),
             "seconds": self.seconds + time.monotonic(),
         }
+        if model.arch != self.recipe.model and getattr(model.arch, "cut", ""):
+            result["pruned"] = (
+                "model/ has lost channels since the manifest's network; `effuse.load` opens it, plain diffusers does not"
+            )
         if self.recipe.algorithm.personal:
             result["personal"] = (
                 "model/ holds the shared parts and the initial private ones; each client keeps its own model"
@@ -284,6 +297,15 @@ class Run:
         self.folder.write_json("result.json", result)
         self.observer.finished(result)
         return result
+
+
+def figures(arch: Arch, ledger: dict[str, Any]) -> dict[str, float]:
+    """What tables print of a network and its traffic: counts, and costs weighted by distance."""
+    return {
+        "parameters": parameters(arch)["total"],
+        "gmacs": layer_macs(arch) / 1e9,
+        **{f"{name}_cost": cost for name, cost in ledger["costs"].items()},
+    }
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:

@@ -48,6 +48,7 @@ def cut(arch: Arch, ratio: float) -> Arch:
     return with_values(arch, "model", cut=written(widths, widths_of(_hollow(with_values(arch, "model", cut="")))))
 
 
+@functools.lru_cache(maxsize=2)  # every client asks for the same
 def group_weights(arch: Arch, strength: float) -> Params:
     """FedPhD's lambda_g = lambda_0 / Q(g), Eq. 17, at every parameter: the sum over its groups, in a shape that broadcasts.
 
