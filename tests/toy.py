@@ -9,7 +9,9 @@ from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.localonly import LocalOnly
+from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.moon import Moon
+from effuse.algorithms.scaffold import Scaffold
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
@@ -206,6 +208,11 @@ ALGORITHMS = {
         local=ADAM, cohort=2, r_e=2, r_g=2, variant="os", ratio=0.5, a=2.0, normalised=True, histogram=Laplace(epsilon=1.0)
     ),
     "fedphd, never pruned, an edge fails": FedPhD(local=ADAM, cohort=None, r_g=1, variant="none", outages=((1, 0), (2, 1))),
+    "scaffold, plain sgd and part of the clients": Scaffold(local=SGD(lr=0.05, batch=8, epochs=1), cohort=2),
+    "scaffold, adam": Scaffold(local=ADAM),
+    "scaffold, option I": Scaffold(local=ADAM, option="I", eta_g=0.5),
+    "mofedsam, sgd": MoFedSAM(local=SGD(lr=0.05, batch=8, epochs=1, weight_decay=1e-3, clip=10.0), cohort=2),
+    "mofedsam, adam": MoFedSAM(local=ADAM, rho=0.05),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
 }
