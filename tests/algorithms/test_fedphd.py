@@ -235,7 +235,7 @@ def test_when_it_is_pruned():
 )
 def test_the_check_tells_what_is_left(variant, rounds, left):
     algorithm = FedPhD(local=ADAM, variant=variant, r_g=1, R_s=2, ratio=0.5)
-    assert check(toy_recipe(algorithm=algorithm, rounds=rounds))["figures"]["parameters"] == left
+    assert check(toy_recipe(algorithm=algorithm, rounds=rounds))["after"]["parameters"] == left
 
 
 def test_a_silent_edge_is_replaced_by_the_next_best(tmp_path):

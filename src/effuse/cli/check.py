@@ -42,11 +42,9 @@ def show(report: dict[str, Any]) -> None:
     for what, spent in (report["privacy"] or {}).items():
         told = f"epsilon {spent['epsilon']:g}, delta {spent['delta']:g} for every client ({spent['mechanism']})"
         table.add_row(f"privacy of the {what}", told)
-    after = report["figures"]["parameters"]
+    after = report["after"]["parameters"]
     if after != parts["total"]:
-        table.add_row(
-            "after pruning", f"{after:,} parameters, {report['figures']['gmacs']:.3f} G multiply-adds, layer by layer"
-        )
+        table.add_row("after pruning", f"{after:,} parameters, {report['after']['macs']:,} multiply-adds an image")
     if traffic["evaluation"]["bytes"]["total"]:
         table.add_row("evaluation traffic", amount(traffic["evaluation"]["bytes"]["total"]))
     table.add_row("training steps", f"{report['steps']['client']:,} at clients, {report['steps']['server']:,} at the server")

@@ -14,7 +14,7 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.ledger import TRAINING
-from effuse.core.model import Arch, Model
+from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
 from effuse.core.wire import placed
@@ -30,7 +30,6 @@ from effuse.engines.save import save_model
 from effuse.engines.simulator import Simulator, on_disk
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
-from effuse.metrics.cost import layer_macs, parameters
 
 ENGINES = {"simulator": Simulator, "loopback": Loopback}
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
@@ -282,7 +281,7 @@ class Run:
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
-            "figures": figures(model.arch, ledger),
+            "figures": figures(model.params.numel, ledger),
             "images": sum(r["images"] for r in records),
             "seconds": self.seconds + time.monotonic(),
         }
@@ -299,13 +298,9 @@ class Run:
         return result
 
 
-def figures(arch: Arch, ledger: dict[str, Any]) -> dict[str, float]:
-    """What tables print of a network and its traffic: counts, and costs weighted by distance."""
-    return {
-        "parameters": parameters(arch)["total"],
-        "gmacs": layer_macs(arch) / 1e9,
-        **{f"{name}_cost": cost for name, cost in ledger["costs"].items()},
-    }
+def figures(parameters: int, ledger: dict[str, Any]) -> dict[str, float]:
+    """What tables print of a network and its traffic: parameters in millions, and costs weighted by distance."""
+    return {"parameters_m": parameters / 1e6} | {f"{name}_cost": cost for name, cost in ledger["costs"].items()}
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:
