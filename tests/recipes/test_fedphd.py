@@ -84,8 +84,6 @@ def test_table_4(tmp_path):
     V = 4 * THETA / MIB
     expected = {
         "fedavg": 0.8 * V,
-        "fedavg-e1": 4 * V,
-        "moon": 0.8 * V,
         "scaffold": 1.6 * V,
         "fedphd-os": 0.84 * 4 * PRUNED / MIB,
     }

@@ -176,6 +176,8 @@ def show_result(result: dict[str, Any], folder: Path) -> None:
     if grids:
         table.add_row("samples", str(grids[-1]))
     table.add_row("model", str(folder / "model"))
+    if "pruned" in result:
+        table.add_row("note", result["pruned"])
     console().print(table)
 
 

@@ -6,6 +6,7 @@ recording per (network, solver, loss, direction, batch shape) serves every clien
 """
 
 import dataclasses
+import gc
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -56,6 +57,7 @@ class Captured(Eager):
         for kept in (self._steps, self._evaluations):
             for key in [k for k in kept if k[0] == arch]:
                 del kept[key]
+        gc.collect()  # compiled networks are held in circles
         torch.cuda.empty_cache()
 
     def generate(

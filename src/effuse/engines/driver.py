@@ -217,14 +217,22 @@ class Run:
         weight = sum(w for _, w in self.fed.losses)
         loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
         images = self.machine.meter.images - trained
-        return {
-            "t": done.t,
-            "phase": done.phase,
-            "federated": done.federated,
-            "loss": loss,
-            "images": images,
-            "seconds": seconds,
-        } | ({"noted": self.fed.noted} if self.fed.noted else {})
+        memory = {}
+        if self.machine.device.type == "cuda":
+            memory = {"gpu_bytes": torch.cuda.max_memory_reserved()}
+            torch.cuda.reset_peak_memory_stats()
+        return (
+            {
+                "t": done.t,
+                "phase": done.phase,
+                "federated": done.federated,
+                "loss": loss,
+                "images": images,
+                "seconds": seconds,
+            }
+            | memory
+            | ({"noted": self.fed.noted} if self.fed.noted else {})
+        )
 
     def _evaluate(self, model: Model, federated: int) -> dict[str, Any]:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"

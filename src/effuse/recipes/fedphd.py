@@ -17,11 +17,12 @@ from effuse.core.table import Cell, Scale, Table
 from effuse.data.folders import CelebA
 from effuse.data.npz import CIFAR10
 from effuse.data.partition import Classes
+from effuse.data.sources import Digits
 from effuse.data.transforms import Crop, Resize
 from effuse.diffusion.objective import Denoise
-from effuse.diffusion.samplers import Ddim
+from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.metrics.fidelity import FID
-from effuse.models.unet import CifarUnet
+from effuse.models.unet import CifarUnet, DigitsUnet
 
 Data = Literal["cifar10", "celeba"]
 FEW = 0.2  # of the clients, in every round
@@ -74,6 +75,21 @@ def centralised(data: Data = "cifar10") -> Recipe:
     size, batch = (50_000, 128) if data == "cifar10" else (162_770, 64)
     local = dataclasses.replace(_adam(data, 1), ema=0.9999, state="kept")
     return _recipe(Centralised(local=local), data, round(500_000 * batch / size))
+
+
+def demo() -> Recipe:
+    """Ten sites with two digits each, two edges that fail once each, the network pruned halfway; a minute on two cores."""
+    local = Adam(lr=2e-3, batch=64, epochs=2, clip=1.0)
+    return Recipe(
+        data=Digits(),
+        clients=10,
+        partition=Classes(per_client=2),
+        model=DigitsUnet(),
+        task=Denoise(drop=0.1),
+        algorithm=FedPhD(local=local, cohort=4, a=1_500.0, ratio=0.25, R_s=10, outages=((3, 1), (10, 0))),
+        rounds=20,
+        sampler=DpmSolver(steps=20, guidance=1.0),
+    )
 
 
 def _adam(data: Data, epochs: int = 5) -> Adam:
