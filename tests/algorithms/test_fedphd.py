@@ -305,3 +305,8 @@ def test_a_histogram_is_told_once(tmp_path):
 def test_what_cannot_be_is_refused(text, why):
     with pytest.raises(RecipeError, match=why):
         build(parse(f"fedphd(local=sgd(lr=0.1, steps=1), {text})"), Spec, "algorithm")
+
+
+def test_a_per_step_average_is_refused():
+    with pytest.raises(RecipeError, match="use the recipe's `ema`"):
+        build(parse("fedphd(local=sgd(lr=0.1, steps=1, ema=0.9))"), Spec, "algorithm")

@@ -124,6 +124,8 @@ class FedPhD(Algorithm, name="fedphd"):
     outages: tuple[tuple[int, int], ...] = ()  # (round, edge): edges that are silent, to try what happens then
 
     def __post_init__(self) -> None:
+        if self.local.ema is not None:
+            raise ValueError("local.ema: a per-step average would double the upload; use the recipe's `ema`")
         if self.r_g % self.r_e:
             raise ValueError(
                 f"r_g={self.r_g} is not a multiple of r_e={self.r_e}: edges would bring half a period to the cloud"

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from effuse.cli import Interrupted
+from effuse.core.algorithm import FEDERATE
 from effuse.core.machine import Meter
 from effuse.core.recipe import Recipe
 from effuse.engines.observer import Observer
@@ -113,7 +114,7 @@ class Display(Observer):
         self._refresh(force=True)
 
     def closed(self, record: dict[str, Any]) -> None:
-        self.done = record["t"] + 1
+        self.done = record["federated"]
         self.loss = record["loss"] if record["loss"] is not None else self.loss
         self.traffic += record["traffic"]["bytes"]["total"]
         self.words = "training"
@@ -121,7 +122,8 @@ class Display(Observer):
         if self.live is None or "metrics" in record:
             metrics = "".join(f", {name} {value:.4g}" for name, value in record.get("metrics", {}).items())
             loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
-            self._say(f"round {self.done}/{self.rounds}{loss}, {rate:,.0f} images/s, {amount(self.traffic)}{metrics}")
+            place = f"round {self.done}/{self.rounds}" if record["phase"] == FEDERATE else record["phase"]
+            self._say(f"{place}{loss}, {rate:,.0f} images/s, {amount(self.traffic)}{metrics}")
         self._refresh(force=True)
 
     def _say(self, line: str) -> None:

@@ -59,6 +59,11 @@ class Federation(ABC):
     def rounds(self) -> int:
         return self.workbench.rounds
 
+    @property
+    def link(self) -> str:
+        """What clients talk over: to the server itself, or to its edges."""
+        return self.algorithm.link
+
     def begin(self, t: int, federated: int) -> None:
         """Open a round."""
         self.t, self.federated, self.losses, self.noted = t, federated, [], {}
@@ -162,7 +167,7 @@ class Federation(ABC):
         self.noted |= values
 
     def _charge(self, direction: str, client: int, what: Any, wire_bytes: int = 0) -> None:
-        self.ledger.charge(Account(self._column, self.algorithm.link, direction, client), what, wire_bytes)
+        self.ledger.charge(Account(self._column, self.link, direction, client), what, wire_bytes)
 
     def _arguments(self, job: Job, arguments: dict[str, Any]) -> Any:
         try:

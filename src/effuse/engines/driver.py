@@ -137,7 +137,7 @@ class Run:
             recipe.algorithm, shards, *machines, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire,
             snapshots=on_disk(folder.path),
         )  # fmt: skip
-        self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
+        self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
         self.ema: Model | None = None
@@ -151,7 +151,7 @@ class Run:
         began = time.monotonic()
         server, t, federated = self._start()
         self.seconds -= began
-        self.observer.started(recipe, str(self.folder.path), t, self.machine.meter)
+        self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter)
         checked, spent = time.monotonic(), 0.0
         started, trained = time.monotonic(), 0
         arch = algorithm.deliver(server).arch
