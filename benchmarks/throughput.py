@@ -119,7 +119,7 @@ def ours(machines: Sequence[Eager], arch: Arch, clients: int, steps: int) -> Cal
         work = Work(solver=solver, shard=Shard.whole(data), lr=1e-4, stream=Stream((k,)), place=k, where="")
         return machine.fit(net, work)[0].images
 
-    return lambda: sum(images for _, images in in_slots(one, range(clients), machines))
+    return lambda: sum(images for _, images in in_slots(one, range(clients), machines, [m.stream for m in machines]))
 
 
 def sampling(machine: Eager, arch: Arch, n: int, steps: int) -> Callable[[], int]:

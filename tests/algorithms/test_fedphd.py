@@ -307,6 +307,11 @@ def test_what_cannot_be_is_refused(text, why):
         build(parse(f"fedphd(local=sgd(lr=0.1, steps=1), {text})"), Spec, "algorithm")
 
 
+def test_a_cohort_of_more_than_all_is_refused():
+    with pytest.raises(RecipeError, match="algorithm.cohort: 9 clients a round, but there are 3"):
+        check(toy_recipe(algorithm=FedPhD(local=ADAM, cohort=9)))
+
+
 def test_a_per_step_average_is_refused():
     with pytest.raises(RecipeError, match="use the recipe's `ema`"):
         build(parse("fedphd(local=sgd(lr=0.1, steps=1, ema=0.9))"), Spec, "algorithm")

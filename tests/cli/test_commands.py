@@ -73,6 +73,32 @@ def test_the_manifest_repeats_the_run(effuse, finished, tmp_path):
         assert again.json["weights_sha256"] == answer.json["weights_sha256"]
 
 
+@pytest.mark.parametrize("engine", ["simulator", "loopback"])
+def test_profile_tells_where_the_time_went_and_changes_nothing(effuse, toy_file, engine):
+    """The shares are of the whole, also in a run that was interrupted and resumed."""
+    recipe = toy_file(algorithm=ToyStateful(local=ADAM), **SAMPLED)
+    plain = effuse(f"run {recipe} --engine {engine} --out plain --json").json
+    told = effuse(f"run {recipe} --engine {engine} --out told --profile --json").json
+    assert told["weights_sha256"] == plain["weights_sha256"] and "profile" not in plain
+    spans = told["profile"]["spans"]
+    assert spans.keys() == {"data", "step", "sample", "client", "aggregate", "evaluate", "checkpoint", "wire", "other"}
+    assert sum(s["seconds"] for s in spans.values()) == pytest.approx(told["profile"]["seconds"])
+    assert sum(s["share"] for s in spans.values()) == pytest.approx(1) and all(s["seconds"] >= 0 for s in spans.values())
+    trace = json.loads(Path("told/trace.json").read_text())
+    assert {e["name"] for e in trace["traceEvents"]} == spans.keys() - {"other"}
+    assert sum(e["name"] == "step" for e in trace["traceEvents"]) == 6, "three clients, two rounds"
+    for name in ("result.json", "trace.json"):
+        (Path("told") / name).unlink()
+    again = effuse("resume told --profile")
+    assert (
+        again.code == 0
+        and "checkpoint" in again.out
+        and "100.0 %" in again.out
+        and plain["weights_sha256"][:30] in again.out
+    )
+    assert Path("told/trace.json").is_file()
+
+
 def test_loopback_equals_simulator(effuse, shrunk):
     """The demo through the wire format ends in the same weights, and measures what really travelled."""
     engines = ("simulator", "loopback")
@@ -184,6 +210,7 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
 
 
 CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}
+CHECKED |= {"macs_frozen", "figures", "after", "privacy"}
 
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
@@ -342,6 +369,7 @@ def test_list(effuse):
         "solver",
         "sampler",
         "metric",
+        "histogram",
     }
     assert known["recipe"]["demo"].startswith("8x8 digits, 5 clients")
     named = {"partition": "iid", "algorithm": "fedprox", "sampler": "ddim", "metric": "fid", "data": "npz", "solver": "adam"}
@@ -362,6 +390,11 @@ def test_list_of_one_recipe(effuse):
     assert "metrics=[conditional_accuracy(), diversity()]" in re.sub(r"\s+", " ", effuse("list demo").out), "brackets stay"
     options = " ".join(f"--set {key}='{value}'" for key, value in keys.items())
     assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
+
+
+@pytest.mark.parametrize(("command", "words"), [("run", "recipe's name or call"), ("resume", "A run folder")])
+def test_help_explains_arguments_too(effuse, command, words):
+    assert words in " ".join(effuse(f"{command} --help").out.split())
 
 
 def test_help_is_there_without_asking(effuse):

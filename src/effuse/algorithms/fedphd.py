@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
+from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
 from effuse.core.ledger import CLIENT_EDGE
 from effuse.core.model import Model
@@ -137,6 +138,12 @@ class FedPhD(Algorithm, name="fedphd"):
                 raise ValueError(f"outages: there is no round {r} with an edge {e}; rounds count from 1, edges from 0")
             if not self._reached(r):
                 raise ValueError(f"outages: no edge is left in round {r}; leave one")
+
+    def ready(self, clients: int) -> None:
+        if isinstance(self.cohort, int) and self.cohort > clients:
+            raise RecipeError(
+                f"algorithm.cohort: {self.cohort} clients a round, but there are {clients}; lower it or raise clients"
+            )
 
     def setup(self, model: Model, fed: Federation) -> Server:
         if self.variant == "os":

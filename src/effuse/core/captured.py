@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset
+from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
 from effuse.core.model import Arch
@@ -34,6 +35,8 @@ class Captured(Eager):
     def __init__(self, device: torch.device, task: Task, compiled: bool = True) -> None:
         super().__init__(device, task)
         self.compiled = compiled
+        # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own
+        self.stream = torch.cuda.Stream(device)
         self.captures = 0  # recordings made, for whoever checks that there are few
         self._steps: dict[Any, TrainingStep] = {}
         self._evaluations: dict[Any, Evaluation] = {}
@@ -68,7 +71,7 @@ class Captured(Eager):
     def network(self, arch: Arch) -> nn.Module:
         """A network of a recording's own, laid out for the tensor cores."""
         with keyed(Stream(("blank",))), torch.device(self.device):
-            return arch.build().to(memory_format=torch.channels_last)
+            return for_tensor_cores(arch.build())
 
     def faster(self, module: nn.Module) -> Any:
         return torch.compile(module, dynamic=False) if self.compiled else module
@@ -121,7 +124,7 @@ class TrainingStep:
                     self.noted = torch.zeros((), device=self.machine.device)
                 self.noted.copy_(noted)
 
-        self.graph = recorded(step)
+        self.graph = recorded(step, self.machine.stream)
 
     @torch.no_grad()
     def run(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
@@ -200,7 +203,7 @@ class Evaluation:
                 y = run(self.x.contiguous(memory_format=torch.channels_last), self.t, self.labels)
             self.out.copy_(y)
 
-        self.graph = recorded(evaluate)
+        self.graph = recorded(evaluate, machine.stream)
 
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         self.x.copy_(x)
@@ -241,18 +244,21 @@ def draws_inside(net: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())
 
 
-def recorded(step: Any) -> torch.cuda.CUDAGraph:
-    """Warm up on a side stream, then record."""
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            step()
+def recorded(step: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """Warm up, which lets cuDNN try its algorithms on the shapes at hand, then record."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # other slots may be at work in their threads: only this thread's calls are checked
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        step()
+    trying, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                step()
+        torch.cuda.synchronize()
+        # other slots may be at work in their threads: only this thread's calls are checked
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            step()
+    finally:
+        torch.backends.cudnn.benchmark = trying
     return graph
 
 

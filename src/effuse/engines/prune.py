@@ -43,7 +43,7 @@ def prune_run(
     evaluator = Evaluator(recipe, train, test, Workbench(Eager(opened.device, recipe.task), recipe.rounds), cache_folder())
     with folder.locked():
         folder.create(
-            with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type,
+            with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type, None,
             {"train": train.digest, "test": test.digest},
         )  # fmt: skip
         save_model(less, recipe, out / "model")

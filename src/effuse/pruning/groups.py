@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import threading
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from effuse.core.model import Arch
 from effuse.models.cut import CONVOLUTIONS, depthwise, width_of
 
 IN, OUT = "in", "out"
+TRACING = threading.Lock()  # clients may work side by side, and the tracer was not made for that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +64,8 @@ def groups_of(arch: Arch) -> tuple[Group, ...]:
 
     with torch.device("meta"):
         net = arch.build().eval()
-    inputs = example(arch)
-    graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=inputs)
+    with TRACING:
+        graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=example(arch))
     names = {module: name for name, module in net.named_modules()}
     found: list[Group] = []
     seen: set[str] = set()
