@@ -6,7 +6,6 @@ import pytest
 import torch
 from toy import ALGORITHMS, ToyImages, toy_recipe
 
-from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedphd import FedPhD, sparsifying
 from effuse.algorithms.moon import contrastive
 from effuse.core.captured import Captured
@@ -164,7 +163,7 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
     """Two rounds, the cut, two more: as many recordings again, the old ones dropped, and losses near the eager run's."""
     made = []
     monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
-    algorithm = FedPhD(local=Adam(lr=1e-4, batch=32, epochs=2), cohort=None, r_g=1, R_s=2, ratio=0.5, lambda_0=0.0)
+    algorithm = FedPhD(local=Adam(lr=1e-4, batch=128, epochs=2), cohort=None, r_g=1, R_s=2, ratio=0.5, lambda_0=0.0)
     losses = {}
     for speed in ("eager", "graph"):
         recipe = toy_recipe(
@@ -172,7 +171,7 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
             rounds=4,
             speed=speed,
             model=NETS["unet"],
-            data=ToyImages(n=300, side=16),
+            data=ToyImages(n=1000, side=16),
             task=TASK,
             algorithm=algorithm,
         )
