@@ -7,8 +7,8 @@ import effuse
 
 ROOT = Path(effuse.__file__).parent
 # each package may import itself and those to its right
-ORDER = ["cli", "engines", "recipes", "algorithms", "metrics", "models", "data", "diffusion", "core"]
-SAME_FLOOR = {"metrics", "models", "data", "diffusion"}
+ORDER = ["cli", "engines", "recipes", "algorithms", "privacy", "pruning", "metrics", "models", "data", "diffusion", "core"]
+SAME_FLOOR = {"privacy", "pruning", "metrics", "models", "data", "diffusion"}
 
 
 def imported(path: Path) -> set[str]:

@@ -6,8 +6,12 @@ from torch import Tensor, nn
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
+from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.localonly import LocalOnly
+from effuse.algorithms.mofedsam import MoFedSAM
+from effuse.algorithms.moon import Moon
+from effuse.algorithms.scaffold import Scaffold
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
@@ -21,7 +25,9 @@ from effuse.core.workbench import Client
 from effuse.data.partition import Iid
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.schedules import Linear
+from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
+from effuse.privacy.histogram import Laplace
 
 
 @spec
@@ -47,9 +53,12 @@ class ToyNetwork(nn.Module):
         self.up = nn.Conv2d(width, channels, 3, padding=1)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: str = "output"):
         hidden = torch.relu(self.down(x)) * (1 + t.float() / 100)[:, None, None, None]
-        return self.up(self.dropout(torch.relu(self.middle(hidden))))
+        hidden = self.dropout(torch.relu(self.middle(hidden)))
+        if give == "features":
+            return hidden.mean((2, 3))
+        return (self.up(hidden), hidden.mean((2, 3))) if give == "both" else self.up(hidden)
 
 
 @spec
@@ -57,12 +66,15 @@ class ToyUnet(Arch):
     """The smallest network with an encoder, a bottleneck and a decoder."""
 
     parts = {"encoder": ("down",), "bottleneck": ("middle",), "decoder": ("up",)}
+    uncut = ("up",)
+    featured = True
 
     width: int = 4
     dropout: float = 0.1
+    cut: Cut = ""
 
     def build(self) -> nn.Module:
-        return ToyNetwork(self.shape.channels, self.width, self.dropout)
+        return narrowed(ToyNetwork(self.shape.channels, self.width, self.dropout), self.cut)
 
     def save(self, net, folder, scheduler) -> None:
         write_plain(self, net, folder, scheduler)
@@ -176,12 +188,14 @@ def toy_recipe(**changes) -> Recipe:
 
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
+KEPT = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
 # every algorithm of the project, and toys that do what no real one does yet
 ALGORITHMS = {
     "fedavg": FedAvg(local=ADAM),
     "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),
     "fedavg, kept optimiser": FedAvg(local=Adam(lr=1e-2, batch=8, steps=3, state="kept", clip=0.5, schedule=CosineDecay())),
     "fedprox": FedProx(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9), mu=0.1),
+    "moon": Moon(local=ADAM, cohort=2),
     "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
     "localonly": LocalOnly(local=ADAM),
     "feddiffuse, full": Full(local=ADAM),
@@ -190,6 +204,16 @@ ALGORITHMS = {
     "feddiffuse, ulatdec": ULatDec(local=ADAM),
     "feddiffuse, udec": UDec(local=ADAM),
     "feddiffuse, udec, part of the clients": UDec(local=ADAM, cohort=2),
+    "fedphd, pruned in the middle": FedPhD(local=KEPT, cohort=2, r_g=1, R_s=2, ratio=0.5, a=20.0),
+    "fedphd, one-shot, with noise": FedPhD(
+        local=ADAM, cohort=2, r_e=2, r_g=2, variant="os", ratio=0.5, a=2.0, normalised=True, histogram=Laplace(epsilon=1.0)
+    ),
+    "fedphd, never pruned, an edge fails": FedPhD(local=ADAM, cohort=None, r_g=1, variant="none", outages=((1, 0), (2, 1))),
+    "scaffold, plain sgd and part of the clients": Scaffold(local=SGD(lr=0.05, batch=8, epochs=1), cohort=2),
+    "scaffold, adam": Scaffold(local=ADAM),
+    "scaffold, option I": Scaffold(local=ADAM, option="I", eta_g=0.5),
+    "mofedsam, sgd": MoFedSAM(local=SGD(lr=0.05, batch=8, epochs=1, weight_decay=1e-3, clip=10.0), cohort=2),
+    "mofedsam, adam": MoFedSAM(local=ADAM, rho=0.05),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
 }

@@ -6,7 +6,8 @@ import pytest
 import torch
 from toy import ALGORITHMS, ToyImages, toy_recipe
 
-from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedphd import FedPhD, sparsifying
+from effuse.algorithms.moon import contrastive
 from effuse.core.captured import Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.machine import Eager, Work
@@ -19,6 +20,7 @@ from effuse.engines.driver import run
 from effuse.engines.slots import in_slots
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
+from effuse.pruning.prune import cut, group_weights
 
 CUDA = torch.device("cuda")
 TASK = Denoise()
@@ -121,6 +123,68 @@ def test_slots_do_not_disturb_each_other():
     for _ in range(2):  # at first they record in turn; the second time they really run together
         at_once = [digest for _, digest in in_slots(fit, range(5), machines, [m.stream for m in machines])]
     assert at_once == [alone] * 5
+
+
+@pytest.mark.parametrize("name", ["convnext", "unet"])
+def test_a_contrast_and_its_noted_value_agree(name):
+    """MOON's loss, its two frozen networks included, recorded: the same mean loss and contrast but for rounding."""
+    arch, solver = NETS[name], Adam(lr=2e-4, batch=128, steps=10)
+    glob, prev = (arch.initial(Stream((seed,))).params.to(CUDA) for seed in (0, 1))
+    given = {"glob": glob, "prev": prev, "mu": 1.0, "T": 0.5}
+    found = []
+    for machine in (Eager(CUDA, TASK), Captured(CUDA, TASK, compiled=False), Captured(CUDA, TASK, compiled=True)):
+        net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
+        work = Work(
+            solver=solver, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here", loss=contrastive,
+            given=given,
+        )  # fmt: skip
+        fit = machine.fit(net, work)[0]
+        found.append((fit.loss, fit.noted))
+    assert found[1] == pytest.approx(found[0], rel=0.03) and found[2] == pytest.approx(found[0], rel=0.03)
+
+
+def test_sparse_training_agrees():
+    """FedPhD's regulariser as a recorded direction: weights shrink alike."""
+    arch, solver = NETS["unet"], SGD(lr=0.05, batch=128, steps=20)
+    norms = []
+    for machine in (Eager(CUDA, TASK), Captured(CUDA, TASK, compiled=False)):
+        net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
+        work = Work(
+            solver=solver, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here",
+            direction=sparsifying, given={"lambda_g": group_weights(arch, 1.0)},
+        )  # fmt: skip
+        machine.fit(net, work)
+        norms.append(net.mid_block.resnets[0].conv1.weight.norm().item())
+    whole = arch.initial(Stream((0,))).params["mid_block.resnets.0.conv1.weight"].norm().item()
+    assert norms[1] == pytest.approx(norms[0], rel=0.02) and norms[0] < 0.8 * whole
+
+
+def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
+    """Two rounds, the cut, two more: as many recordings again, the old ones dropped, and losses near the eager run's."""
+    made = []
+    monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
+    algorithm = FedPhD(local=Adam(lr=1e-4, batch=128, epochs=2), cohort=None, r_g=1, R_s=2, ratio=0.5, lambda_0=0.0)
+    losses = {}
+    for speed in ("eager", "graph"):
+        recipe = toy_recipe(
+            clients=2,
+            rounds=4,
+            speed=speed,
+            model=NETS["unet"],
+            data=ToyImages(n=1000, side=16),
+            task=TASK,
+            algorithm=algorithm,
+        )
+        result = run(recipe, tmp_path / speed, device="cuda")
+        lines = [json.loads(x) for x in (tmp_path / speed / "rounds.jsonl").read_text().splitlines()][1:]
+        losses[speed] = [x["loss"] for x in lines]
+    smaller = cut(NETS["unet"], 0.5)
+    assert result["parameters"] == sum(t.numel() for t in smaller.initial(Stream((0,))).params.tensors)
+    assert losses["graph"] == pytest.approx(losses["eager"], rel=0.1)
+    trained = [m for m in made if m.captures]
+    assert [m.captures for m in trained] == [2, 2]
+    assert all(key[0] == smaller for m in trained for key in m._steps), "nothing is kept of the wider network"
+    assert lines[-1]["gpu_bytes"] < lines[1]["gpu_bytes"], "and its memory is given back"
 
 
 def test_fast_samples_are_the_eager_ones_but_for_rounding():

@@ -233,6 +233,7 @@ def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, 
 
 
 CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}
+CHECKED |= {"macs_frozen", "figures", "after", "privacy"}
 
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
@@ -391,6 +392,7 @@ def test_list(effuse):
         "solver",
         "sampler",
         "metric",
+        "histogram",
     }
     assert known["recipe"]["demo"].startswith("8x8 digits, 5 clients")
     named = {"partition": "iid", "algorithm": "fedprox", "sampler": "ddim", "metric": "fid", "data": "npz", "solver": "adam"}

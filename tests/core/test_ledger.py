@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from effuse.core.ledger import EVALUATION, TRAINING, Account, Ledger, size_of
+from effuse.core.ledger import EVALUATION, TRAINING, Account, Ledger, costs, size_of
 from effuse.core.params import Buffers, Params
 from effuse.core.wire import encode, message
 
@@ -79,7 +79,8 @@ def test_sums_go_by_direction_link_and_client():
     assert report["links"]["client-server"]["up"] == {"parameters": 20, "bytes": 200, "wire_bytes": 241, "messages": 2}
     assert report["links"]["client-server"]["down"]["bytes"] == 200
     assert report["links"]["edge-cloud"]["up"]["bytes"] == 100 and report["links"]["edge-cloud"]["down"]["bytes"] == 0
-    assert report["clients"] == {"0": {"up": 200, "down": 100}, "7": {"up": 100, "down": 100}}
+    assert report["clients"] == {"0": {"up": 200, "down": 100}, "7": {"up": 0, "down": 100}}
+    assert report["edges"] == {"7": {"up": 100, "down": 0}}, "there the number is an edge's"
 
 
 def test_a_closed_round_starts_from_nothing_and_the_total_goes_on():
@@ -112,3 +113,28 @@ def test_a_saved_ledger_is_restored_as_it_was():
     other.restore(json.loads(json.dumps(ledger.saved())))
     assert other.report() == ledger.report() and other.total == ledger.total
     assert other.close()["bytes"]["total"] == 0, "the round that was cut off is not counted twice"
+
+
+def sent(**links: tuple[float, float]) -> dict:
+    """Links with so many MiB up and down."""
+    return {
+        name.replace("_", "-"): {"up": {"bytes": round(up * 2**20)}, "down": {"bytes": round(down * 2**20)}}
+        for name, (up, down) in links.items()
+    }
+
+
+def test_the_published_costs():
+    """(0.2 n_cc + 0.002 n_ce) V for one aggregation in the cloud, with V the saved model: 136.53 MiB, or 77.93 when pruned.
+
+    FedAvg: 4 uploads, 0.8 * 136.53 = 109.224 (printed 109.22); with E=1 five times that, 546.12 (546.10 is five times the rounded);
+    SCAFFOLD twice, 218.45 (218.44). FedPhD: 2 edges both ways and 20 uploads of clients, (0.8 + 0.04) * 77.93 = 65.461 (65.46).
+    """
+    V, pruned = 136.53, 77.93
+    fedavg = costs(sent(client_server=(4 * V, 4 * V)))
+    assert fedavg["paper"] == pytest.approx(109.224, abs=1e-4) and fedavg["symmetric"] == pytest.approx(218.448, abs=1e-4)
+    assert costs(sent(client_server=(20 * V, 20 * V)))["paper"] == pytest.approx(546.12, abs=1e-4)
+    assert costs(sent(client_server=(8 * V, 8 * V)))["paper"] == pytest.approx(218.448, abs=1e-4)
+    fedphd = costs(sent(edge_cloud=(2 * pruned, 2 * pruned), client_edge=(20 * pruned, 20 * pruned)))
+    assert fedphd["paper"] == pytest.approx(65.4612, abs=1e-4) and fedphd["symmetric"] == pytest.approx(68.5784, abs=1e-4)
+    savings = [100 * (1 - 65.46 / other) for other in (546.10, 109.22)]
+    assert savings == pytest.approx([88.0, 40.1], abs=0.05)

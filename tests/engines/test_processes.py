@@ -14,6 +14,7 @@ import torch
 from toy import ADAM, ToyImages, ToyStateful, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.localonly import LocalOnly
 from effuse.core.errors import RecipeError, RunError, TrainingError
 from effuse.core.recipe import Evaluate
@@ -31,6 +32,7 @@ PERSONAL = toy_recipe(
     algorithm=LocalOnly(local=ADAM), model=ToyUnet(dropout=0.0), threads=4, evaluate=Evaluate(grid=2, every=1),
     sampler=Ancestral(batch=2),
 )  # fmt: skip
+CUT = toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5), rounds=3)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -63,7 +65,11 @@ def lines(folder):
     return [{k: v for k, v in record.items() if k not in dropped} for record in RunFolder(folder).records()]
 
 
-@pytest.mark.parametrize("recipe", [STATEFUL, PERSONAL], ids=["state and dropout", "personal models, two slots each"])
+@pytest.mark.parametrize(
+    "recipe",
+    [STATEFUL, PERSONAL, CUT],
+    ids=["state and dropout", "personal models, two slots each", "a network cut in the middle"],
+)
 def test_two_processes_give_the_weights_of_one(recipe, tmp_path):
     one = run(recipe, tmp_path / "one")
     two = run(recipe, tmp_path / "two", workers=2)

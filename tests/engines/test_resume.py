@@ -10,6 +10,7 @@ from toy import ToyStateful, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.feddiffuse import UDec
+from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.localonly import LocalOnly
 from effuse.core.errors import FederationError, RunError
 from effuse.core.machine import Eager
@@ -29,6 +30,8 @@ RECIPES = {
     "udec": toy_recipe(
         algorithm=UDec(local=ADAM, cohort=2), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)
     ),
+    # round 0 enrols; the network is cut at the end of the second round after that, of four
+    "fedphd": toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5, a=20.0), rounds=4, ema=0.5),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
 # where the process dies: (recipe, what it was doing, for the how-manieth time)
@@ -50,6 +53,12 @@ DEATHS = [
     ("udec", "fit", 4),  # a client that was met in this very round: it must be sent the whole model again
     ("udec", "renamed", 5),
     ("udec", "checkpoint", 2),
+    ("fedphd", "renamed", 2),  # one client has told its histogram and kept it, the others have not
+    ("fedphd", "fit", 4),  # the last client before the cut has trained
+    ("fedphd", "checkpoint", 3),  # the cut is made, its checkpoint half written
+    ("fedphd", "checkpointed", 3),  # the checkpoint holds the cut network, clients the moments of the wider one
+    ("fedphd", "fit", 5),  # the first client after the cut
+    ("fedphd", "renamed", 8),
     ("centralised", "fit", 3),
     ("centralised", "checkpoint", 3),
 ]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from effuse.core.data import Shape
 from effuse.core.model import Arch
 from effuse.core.spec import spec
-from effuse.metrics.cost import activation_bytes, macs, macs_by_operation, parameters
+from effuse.metrics.cost import activation_bytes, layer_macs, macs, macs_by_operation, parameters
 from effuse.models.unet import CifarUnet, DigitsUnet
 
 
@@ -64,6 +64,13 @@ def test_the_published_cifar_network() -> None:
     counted = macs_by_operation(arch)
     assert macs(arch) == sum(counted.values())
     assert abs(macs(arch) - counted["bmm"] - 6.0655e9) < 0.002 * 6.0655e9
+
+
+def test_macs_by_layer() -> None:
+    """5x5x3: convolution 2700 and 100 biases, linear 700 and 7; the published 6.0655 G of 32x32 and 23.24 G of 64x64 images."""
+    assert layer_macs(TwoLayers().resolved(Shape(5, 3, 7))) == 2700 + 100 + 700 + 7
+    assert layer_macs(CifarUnet().resolved(Shape(32, 3, 10))) == 6_065_456_000
+    assert layer_macs(CifarUnet().resolved(Shape(64, 3, 4))) == 23_240_624_000
 
 
 def test_a_conditional_network_gets_labels() -> None:

@@ -30,10 +30,21 @@ def show(report: dict[str, Any]) -> None:
     table = Table(title=f"{report['recipe']}: what a run would do", show_header=False, title_justify="left")
     inner = ", ".join(f"{k} {v:,}" for k, v in parts.items() if k != "total")
     table.add_row("parameters", f"{parts['total']:,}" + (f" ({inner})" if inner else ""))
-    table.add_row("multiply-adds an image", f"{report['macs']:,}")
+    frozen = f", and {report['macs_frozen']:,} of frozen networks while training" if report["macs_frozen"] else ""
+    table.add_row("multiply-adds an image", f"{report['macs']:,}{frozen}")
     up, down = (amount(traffic["bytes"][d]) for d in ("up", "down"))
     exact = "exact" if traffic["exact"] else traffic["reason"]
     table.add_row("traffic", f"{up} up, {down} down; {traffic['parameters']['total']:,} parameters ({exact})")
+    costs = ", ".join(f"{cost:,.2f} ({name})" for name, cost in traffic["costs"].items())
+    table.add_row("traffic by distance, MiB", costs)
+    for link, sent in traffic["links"].items() if len(traffic["links"]) > 1 else ():
+        table.add_row(link, f"{amount(sent['up'])} up, {amount(sent['down'])} down")
+    for what, spent in (report["privacy"] or {}).items():
+        told = f"epsilon {spent['epsilon']:g}, delta {spent['delta']:g} for every client ({spent['mechanism']})"
+        table.add_row(f"privacy of the {what}", told)
+    after = report["after"]["parameters"]
+    if after != parts["total"]:
+        table.add_row("after pruning", f"{after:,} parameters, {report['after']['macs']:,} multiply-adds an image")
     if traffic["evaluation"]["bytes"]["total"]:
         table.add_row("evaluation traffic", amount(traffic["evaluation"]["bytes"]["total"]))
     table.add_row("training steps", f"{report['steps']['client']:,} at clients, {report['steps']['server']:,} at the server")

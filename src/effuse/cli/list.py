@@ -18,11 +18,12 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import Solver
 from effuse.core.spec import field_hints, registry
 from effuse.core.task import Task
+from effuse.privacy.histogram import Disclosure
 from effuse.recipes import catalogue, find_recipe, tables
 
 KINDS: dict[str, type] = {
     "data": Source, "partition": Partition, "model": Arch, "task": Task, "algorithm": Algorithm, "solver": Solver,
-    "sampler": Sampler, "metric": Metric,
+    "sampler": Sampler, "metric": Metric, "histogram": Disclosure,
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from effuse.cli import Interrupted
+from effuse.core.algorithm import FEDERATE
 from effuse.core.machine import Meter
 from effuse.core.recipe import Recipe
 from effuse.core.spans import Profile
@@ -115,7 +116,7 @@ class Display(Observer):
         self._refresh(force=True)
 
     def closed(self, record: dict[str, Any]) -> None:
-        self.done = record["t"] + 1
+        self.done = record["federated"]
         self.loss = record["loss"] if record["loss"] is not None else self.loss
         self.traffic += record["traffic"]["bytes"]["total"]
         self.words = "training"
@@ -123,7 +124,8 @@ class Display(Observer):
         if self.live is None or "metrics" in record:
             metrics = "".join(f", {name} {value:.4g}" for name, value in record.get("metrics", {}).items())
             loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
-            self._say(f"round {self.done}/{self.rounds}{loss}, {rate:,.0f} images/s, {amount(self.traffic)}{metrics}")
+            place = f"round {self.done}/{self.rounds}" if record["phase"] == FEDERATE else record["phase"]
+            self._say(f"{place}{loss}, {rate:,.0f} images/s, {amount(self.traffic)}{metrics}")
         self._refresh(force=True)
 
     def _say(self, line: str) -> None:
@@ -200,6 +202,8 @@ def show_result(result: dict[str, Any], folder: Path) -> None:
     if grids:
         table.add_row("samples", str(grids[-1]))
     table.add_row("model", str(folder / "model"))
+    if "pruned" in result:
+        table.add_row("note", result["pruned"])
     console().print(table)
 
 

@@ -64,11 +64,14 @@ def show_table(report: dict[str, Any]) -> None:
     metrics = dict.fromkeys(row["metric"] for row in rows)
     for label in rows[0]["labels"]:
         page.add_column(label)
-    for column in ("printed", "ours", *also):
+    beside = list(dict.fromkeys(name for row in rows for name in row["beside"]))
+    for column in ("printed", "ours", *also, *(f"{name}, printed" for name in beside)):
         page.add_column(column, justify="right", overflow="fold")
     for row in rows:
-        beside = [_number(row["also"].get(metric)) for metric in also]
-        page.add_row(*map(str, row["labels"].values()), _printed(row), _ours(row), *beside)
+        others = [_number(row["also"].get(metric)) for metric in also] + [
+            _number(row["beside"].get(name)) for name in beside
+        ]
+        page.add_row(*map(str, row["labels"].values()), _printed(row), _ours(row), *others)
     console().print(page)
     owners = "; ± over clients that own their models" if any(row["ours_spread"] is not None for row in rows) else ""
     console().print(f"ours: {', '.join(metrics)}{owners}", soft_wrap=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from effuse.core.errors import FederationError, WireError
+from effuse.core.ledger import CLIENT_SERVER
 from effuse.core.metric import Images
 from effuse.core.model import Model
 from effuse.core.params import Params
@@ -72,6 +73,8 @@ class Algorithm(Spec, ABC):
 
     jobs: ClassVar[dict[str, Job]] = {}
     personal: ClassVar[bool] = False  # clients end up with models of their own, evaluated where they are
+    frozen: ClassVar[int] = 0  # passes up to a network's features that every training image costs beside its own
+    link: ClassVar[str] = CLIENT_SERVER  # what its clients talk over
     early_stop: ClassVar[str | None] = None  # the reason, where trained values may end a run early (see fed.rehearsing)
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -105,6 +108,14 @@ class Algorithm(Spec, ABC):
 
     def average(self, server: Server) -> Params | None:
         """A moving average of the weights that the algorithm keeps itself; reported beside the model."""
+        return None
+
+    def warnings(self, rounds: int) -> list[str]:
+        """What a reader should know before a run of so many rounds."""
+        return []
+
+    def spent(self, server: Server) -> dict[str, Any] | None:
+        """What clients have spent of their privacy, by what they told, where an algorithm asks for more than models."""
         return None
 
     def own(self, client: Client, model: Model) -> Model:

@@ -6,6 +6,7 @@ recording per (network, solver, loss, direction, batch shape) serves every clien
 """
 
 import dataclasses
+import gc
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from effuse.core.data import Dataset
 from effuse.core.layout import for_tensor_cores
-from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss
+from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.params import Params
@@ -54,6 +55,14 @@ class Captured(Eager):
         with keyed(work.stream.child("dropout")):
             return step.run(net, work)
 
+    def forget(self, arch: Arch) -> None:
+        super().forget(arch)
+        for kept in (self._steps, self._evaluations):
+            for key in [k for k in kept if k[0] == arch]:
+                del kept[key]
+        gc.collect()  # compiled networks are held in circles
+        torch.cuda.empty_cache()
+
     def generate(
         self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
     ) -> Images:
@@ -80,6 +89,8 @@ class TrainingStep:
         self.optimiser = self.solver.optimiser(list(self.params.values()), self.lr)
         self.given = {k: _buffer(v, device) for k, v in work.given.items()}
         self.average = {k: torch.zeros_like(p) for k, p in self.params.items()} if self.solver.ema else None
+        self.total = {k: torch.zeros_like(p) for k, p in self.params.items()} if work.gradient else None
+        self.rho = torch.zeros((), device=device) if work.rho is not None else None
         self.stored = torch.zeros((size, *data.images.shape[1:]), dtype=data.images.dtype, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
         self.weight = torch.ones(size, device=device)
@@ -88,6 +99,7 @@ class TrainingStep:
         image = data.images.shape[1:]
         self.drawn = {k: v.contiguous().clone() for k, v in self.task.draw(size, image, self.labels, generator).items()}
         self.loss = torch.zeros((), device=device)
+        self.noted: Tensor | None = None  # where the loss returns a value beside itself
         self.draws = draws_inside(self.net)
         self._record(work, data)
 
@@ -100,10 +112,17 @@ class TrainingStep:
             if self.mirrored is not None:
                 x = torch.where(self.mirrored[:, None, None, None], x.flip(-1), x)
             batch = Batch(x.contiguous(memory_format=torch.channels_last), self.labels, self.task, self.drawn, self.weight)
-            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                loss = loss_of(call, batch, self.given)
-            descend(loss, self.params, self.optimiser, work, self.given, self.average)
-            self.loss.copy_(loss.detach())
+
+            def forward() -> tuple[Tensor, Tensor | None]:
+                with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                    return parted(loss_of(call, batch, self.given))
+
+            loss, noted = descend(forward, self.params, self.optimiser, work, self.given, self.average, self.total, self.rho)
+            self.loss.copy_(loss)
+            if noted is not None:
+                if self.noted is None:  # in the warm-up, so before anything is recorded
+                    self.noted = torch.zeros((), device=self.machine.device)
+                self.noted.copy_(noted)
 
         self.graph = recorded(step, self.machine.stream)
 
@@ -118,7 +137,7 @@ class TrainingStep:
         rows, sizes = padded_rows(work)
         rows = rows.to(data.images.device)
         generator = work.stream.child("draw").torch(device)
-        losses = torch.zeros(len(sizes), device=device)
+        losses, notes = torch.zeros(2, len(sizes), device=device)
         last = 0
         for i, n in enumerate(sizes):
             torch.index_select(data.images, 0, rows[i], out=self.stored)
@@ -133,8 +152,11 @@ class TrainingStep:
                 last = n
             self.graph.replay()
             losses[i].copy_(self.loss)
+            if self.noted is not None:
+                notes[i].copy_(self.noted)
             self.machine.meter.trained(n)
         mean = mean_loss(list(losses.unbind()), sizes, work)
+        noted = None if self.noted is None else mean_loss(list(notes.unbind()), sizes, work)
         torch._foreach_copy_(list(theirs.values()), ours)
         kept = kept_state(self.optimiser, self.params) if work.solver.state == "kept" else None
         average = (
@@ -142,7 +164,7 @@ class TrainingStep:
             if self.average is None
             else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
         )
-        return Fit(len(sizes), sum(sizes), mean, average), kept
+        return Fit(len(sizes), sum(sizes), mean, average, shared_out(self.total, len(sizes)), noted), kept
 
     def _reset(self, work: Work) -> None:
         self.lr.fill_(work.lr)
@@ -153,6 +175,10 @@ class TrainingStep:
             self.optimiser.state[self.params[name]][key].copy_(value)  # the recording knows these tensors by address
         for k, v in work.given.items():
             _fill(self.given[k], v)
+        for value in (self.total or {}).values():
+            value.zero_()
+        if self.rho is not None and work.rho is not None:
+            self.rho.fill_(work.rho)
         if self.average is not None:
             start = work.average or self.params
             for k, t in self.average.items():
@@ -241,7 +267,7 @@ def step_key(arch: Arch, work: Work) -> tuple[Any, ...]:
     data = work.shard.dataset
     given = tuple((k, _layout(v)) for k, v in sorted(work.given.items()))
     return (
-        arch, kind_of(work.solver), work.loss, work.direction, given,
+        arch, kind_of(work.solver), work.loss, work.direction, given, work.rho is None, work.gradient,
         tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip,
     )  # fmt: skip
 

@@ -3,16 +3,17 @@
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from effuse.core.algorithm import Algorithm, Job, job_of
 from effuse.core.data import Shard
 from effuse.core.errors import FederationError
-from effuse.core.ledger import EVALUATION, TRAINING, Account, Ledger
+from effuse.core.ledger import EDGE_CLOUD, EVALUATION, TRAINING, Account, Ledger
 from effuse.core.rng import Stream, stream
-from effuse.core.wire import message
+from effuse.core.wire import message, through_wire
 from effuse.core.workbench import SERVER, Workbench
 
+T = TypeVar("T")
 EVALUATION_T = -2  # evaluation is keyed by purpose, not by round: its cadence cannot change training
 SETUP_T = -1
 
@@ -33,7 +34,6 @@ class Order:
 class Federation(ABC):
     """Asks clients and keeps the books; engines say how a message gets there and back."""
 
-    link: ClassVar[str] = "client-server"
     rehearsing: ClassVar[bool] = False  # values are shapes only: where they would decide, an algorithm takes the longest way
 
     def __init__(self, algorithm: Algorithm, clients: Sequence[int], workbench: Workbench, seed: int, wire: str) -> None:
@@ -49,6 +49,7 @@ class Federation(ABC):
         self.snapshots: dict[int, str] = {}  # accepted client states
         self.durable: dict[int, str] = {}  # those that a checkpoint names
         self.losses: list[tuple[float, float]] = []  # (loss, weight) that clients reported in this round
+        self.noted: dict[str, Any] = {}  # what the algorithm wants remembered of this round
         self.on_reply: Callable[[int, Any], None] = lambda client, reply: None
         self._call = 0
         self._busy: set[int] = set()
@@ -58,9 +59,14 @@ class Federation(ABC):
     def rounds(self) -> int:
         return self.workbench.rounds
 
+    @property
+    def link(self) -> str:
+        """What clients talk over: to the server itself, or to its edges."""
+        return self.algorithm.link
+
     def begin(self, t: int, federated: int) -> None:
         """Open a round."""
-        self.t, self.federated, self.losses = t, federated, []
+        self.t, self.federated, self.losses, self.noted = t, federated, [], {}
         self._call = 0
         self.workbench.begin(self._address("round", 0, SERVER), federated)
 
@@ -156,6 +162,15 @@ class Federation(ABC):
         """Note a loss for the display and the round's line; replies with `loss` and `weight` are noted by themselves."""
         if loss is not None:
             self.losses.append((loss, weight))
+
+    def carry(self, direction: str, edge: int, what: T) -> T:
+        """Move a message between an edge and the cloud, which both are the server's: charged, and as it would arrive."""
+        self.ledger.charge(Account(self._column, EDGE_CLOUD, direction, edge), what)
+        return through_wire(what, self.wire)
+
+    def note(self, **values: Any) -> None:
+        """Have numbers, text or lists of them written into the round's line."""
+        self.noted |= values
 
     def _charge(self, direction: str, client: int, what: Any, wire_bytes: int = 0) -> None:
         self.ledger.charge(Account(self._column, self.link, direction, client), what, wire_bytes)

@@ -1,6 +1,7 @@
 """The ledger: what passed on which link, counted from the messages themselves."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from effuse.core.params import Params
@@ -9,6 +10,10 @@ from effuse.core.wire import each_params
 QUANTITIES = ("parameters", "bytes", "wire_bytes", "messages")
 DIRECTIONS = ("up", "down")
 TRAINING, EVALUATION = "training", "evaluation"
+CLIENT_SERVER, CLIENT_EDGE, EDGE_CLOUD = "client-server", "client-edge", "edge-cloud"
+MIB = 2**20
+# what a MiB costs on its way to the cloud, ten away, and to an edge, one away (FedPhD, section V)
+TO_CLOUD, TO_EDGE = 0.2, 0.002
 
 
 class Account(NamedTuple):
@@ -17,7 +22,7 @@ class Account(NamedTuple):
     column: str  # training or evaluation
     link: str  # client-server, or client-edge and edge-cloud in a tree
     direction: str
-    client: int
+    client: int  # between edge and cloud: the edge
 
 
 def size_of(message: Any, wire: str) -> tuple[int, int]:
@@ -60,7 +65,8 @@ class Ledger:
 
     def report(self) -> dict[str, Any]:
         """The report of the whole run so far."""
-        return {TRAINING: summary(self.total, TRAINING), EVALUATION: summary(self.total, EVALUATION)}
+        training = summary(self.total, TRAINING)
+        return {TRAINING: training, EVALUATION: summary(self.total, EVALUATION), "costs": costs(training["links"])}
 
     def saved(self) -> dict[str, list[int]]:
         return {" ".join(map(str, account)): [entry[q] for q in QUANTITIES] for account, entry in self.total.items()}
@@ -72,21 +78,41 @@ class Ledger:
             self.total[Account(column, link, direction, int(client))] = Counter(dict(zip(QUANTITIES, values)))
 
 
+def costs(links: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, float]:
+    """Traffic weighted by distance, in MiB: as FedPhD counts it, and with every direction of every link.
+
+    The paper counts clients' uploads alone, and, between edges and cloud, both directions.
+    """
+
+    def mib(link: str, *directions: str) -> float:
+        return sum(links[link][d]["bytes"] for d in directions) / MIB if link in links else 0.0
+
+    tree = TO_CLOUD * mib(EDGE_CLOUD, *DIRECTIONS)
+    return {
+        "paper": tree + TO_CLOUD * mib(CLIENT_SERVER, "up") + TO_EDGE * mib(CLIENT_EDGE, "up"),
+        "symmetric": tree + TO_CLOUD * mib(CLIENT_SERVER, *DIRECTIONS) + TO_EDGE * mib(CLIENT_EDGE, *DIRECTIONS),
+    }
+
+
 def summary(book: dict[Account, Counter[str]], column: str) -> dict[str, Any]:
     """Totals, per link and per client, of one column."""
     links: dict[str, dict[str, Counter[str]]] = {}
     clients: dict[int, dict[str, int]] = {}
+    edges: dict[int, dict[str, int]] = {}
     totals: dict[str, Counter[str]] = {d: Counter() for d in DIRECTIONS}
     for account, entry in book.items():
         if account.column != column:
             continue
         totals[account.direction].update(entry)
         links.setdefault(account.link, {d: Counter() for d in DIRECTIONS})[account.direction].update(entry)
-        clients.setdefault(account.client, dict.fromkeys(DIRECTIONS, 0))[account.direction] += entry["bytes"]
+        ends = edges if account.link == EDGE_CLOUD else clients
+        ends.setdefault(account.client, dict.fromkeys(DIRECTIONS, 0))[account.direction] += entry["bytes"]
     report: dict[str, Any] = {}
     for quantity in QUANTITIES:
         up, down = totals["up"][quantity], totals["down"][quantity]
         report[quantity] = {"up": up, "down": down, "total": up + down}
     report["links"] = {k: {d: {q: v[d][q] for q in QUANTITIES} for d in DIRECTIONS} for k, v in sorted(links.items())}
     report["clients"] = {str(k): clients[k] for k in sorted(clients)}
+    if edges:
+        report["edges"] = {str(e): edges[e] for e in sorted(edges)}
     return report

@@ -165,15 +165,15 @@ class Mean(Generic[T]):
     A running mean, so that equal updates average to exactly themselves and the weights need not be known beforehand.
     """
 
-    def __init__(self) -> None:
-        self._average: Any = None
-        self._total = 0.0
+    def __init__(self, so_far: T | None = None, total: float = 0.0) -> None:
+        self._average: Any = so_far
+        self.total = total  # of the weights
 
     def add(self, value: T, weight: float) -> None:
         if not weight > 0:
             raise ModelError(f"an update has weight {weight}; weights must be positive")
-        self._total += weight
-        self._average = value if self._average is None else self._average.lerp(value, weight / self._total)
+        self.total += weight
+        self._average = value if self._average is None else self._average.lerp(value, weight / self.total)
 
     @property
     def value(self) -> T:

@@ -20,7 +20,7 @@ import pydantic
 from effuse.core.errors import RecipeError, nearest
 
 LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, filling the memory of whoever parses a manifest is not
-SPEC_PACKAGES = ("core", "data", "models", "diffusion", "metrics", "algorithms")
+SPEC_PACKAGES = ("core", "data", "models", "diffusion", "privacy", "metrics", "algorithms")
 
 
 class Spec:

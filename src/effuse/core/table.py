@@ -17,6 +17,7 @@ class Cell:
     metric: str  # the key of our number in a run's metrics
     printed: float | None = None  # None where a figure shows a point without its number
     spread: float | None = None
+    beside: Mapping[str, float] = dataclasses.field(default_factory=dict)  # what else was printed for the same run
 
     @property
     def name(self) -> str:
@@ -29,6 +30,7 @@ class Scale:
     """How much of a table's protocol is kept: all of it, or what a small machine can do in minutes."""
 
     settings: tuple[str, ...] = ()  # after a cell's own
+    factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # on keys that count, where a recipe has them
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)  # metrics that stand in for the table's
     comparable: bool = True  # whether ours may be held against the printed numbers
 
@@ -41,6 +43,7 @@ class Table:
     cells: tuple[Cell, ...]
     also: tuple[str, ...] = ()  # metrics shown beside, for which nothing was printed
     scales: Mapping[str, Scale] = dataclasses.field(default_factory=lambda: {"paper": Scale()})
+    rehearsed: bool = False  # its numbers follow from the recipes: `check` gives them, and nothing is trained
 
     def __post_init__(self) -> None:
         names = [cell.name for cell in self.cells]

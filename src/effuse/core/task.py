@@ -3,7 +3,7 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from effuse.core.spec import Spec, spec
 
 Given: TypeAlias = Mapping[str, Any]  # Params, tensors and 0-d tensors that a loss or a direction was handed
-Loss: TypeAlias = Callable[["Net", "Batch", Given], Tensor]
+# what is minimised, and perhaps a value beside it that is only averaged and reported
+Loss: TypeAlias = Callable[["Net", "Batch", Given], Tensor | tuple[Tensor, Tensor]]
 Direction: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Given], Mapping[str, Tensor]]
+Give: TypeAlias = Literal["output", "features", "both"]  # what a featured network (see Arch) is asked for
 
 
 @dataclasses.dataclass
@@ -40,10 +42,12 @@ class Net:
         self.params = dict(module.named_parameters())
         self.run = module if run is None else run  # perhaps compiled
 
-    def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None) -> Tensor:
+    def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
         if params is None:
-            return self.run(*inputs)
-        return torch.func.functional_call(self.module, dict(params), inputs)
+            return self.run(*inputs, **options)
+        # BatchNorm writes its statistics while it runs: those of other weights are not this network's
+        buffers = {k: b.clone() for k, b in self.module.named_buffers()}
+        return torch.func.functional_call(self.module, {**params, **buffers}, inputs, options)
 
 
 @spec
@@ -57,3 +61,19 @@ class Task(Spec, ABC):
     @abstractmethod
     def loss(self, net: Net, batch: Batch) -> Tensor:
         """The mean loss of a batch; pure, so that it can be compiled and captured."""
+
+
+@spec
+class Prediction(Task, ABC):
+    """A task that is one prediction: what the network is shown, and how far its output is off."""
+
+    @abstractmethod
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the network is called with."""
+
+    @abstractmethod
+    def error(self, output: Tensor, batch: Batch) -> Tensor:
+        """The loss of each image."""
+
+    def loss(self, net: Net, batch: Batch) -> Tensor:
+        return batch.mean(self.error(net(*self.inputs(batch)), batch))

@@ -62,6 +62,7 @@ class Folder(Source):
 class CelebA(Source, name="celeba"):
     """CelebA's 16 classes, Male x Young x hair colour, from EFFUSE_DATA/celeba; images of no such hair are left out."""
 
+    classes_from: tuple[str, ...] = CELEBA_CLASSES  # ["Male", "Young"] makes four classes of all images
     transforms: tuple[Transform, ...] = ()
 
     def load(self, split: Split) -> Dataset:
@@ -71,7 +72,7 @@ class CelebA(Source, name="celeba"):
             "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
         )
         table = read_table(_beside(folder, "list_attr_celeba.txt"))
-        listing = list_table(folder / "img_align_celeba", table, CELEBA_CLASSES, None)
+        listing = list_table(folder / "img_align_celeba", table, self.classes_from, None)
         return load_listing(listing, split, 0.2, self.transforms)
 
 

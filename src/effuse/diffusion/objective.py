@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from effuse.core.spec import spec
-from effuse.core.task import Batch, Net, Task
+from effuse.core.task import Batch, Prediction
 from effuse.diffusion.guidance import NULL
 from effuse.diffusion.schedules import Linear, NoiseSchedule, signal_and_noise
 
@@ -17,7 +17,7 @@ PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
 
 
 @spec
-class Denoise(Task):
+class Denoise(Prediction):
     """Predict the noise in an image, or equivalently its velocity or the clean image."""
 
     target: Literal["epsilon", "v", "x0"] = "epsilon"
@@ -35,9 +35,9 @@ class Denoise(Task):
         a, s = signal_and_noise(self.schedule, device)[t].view(n, 2, *[1] * len(image)).unbind(1)
         return {"t": t, "noise": noise, "dropped": dropped, "a": a, "s": s}
 
-    def loss(self, net: Net, batch: Batch) -> Tensor:
-        prediction = net(self.noisy(batch), batch.drawn["t"], self.labels(batch)).float()
-        return batch.mean(self.error(prediction, batch))
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The noisy images, their time steps and labels."""
+        return self.noisy(batch), batch.drawn["t"], self.labels(batch)
 
     def noisy(self, batch: Batch) -> Tensor:
         """x_t = sqrt(alpha_bar_t) x_0 + sqrt(1 - alpha_bar_t) epsilon."""
@@ -57,7 +57,7 @@ class Denoise(Task):
             case "x0":
                 return batch.x
 
-    def error(self, prediction: Tensor, batch: Batch) -> Tensor:
+    def error(self, output: Tensor, batch: Batch) -> Tensor:
         """The loss of each image, the mean over its pixels."""
         measure = F.mse_loss if self.distance == "mse" else F.smooth_l1_loss
-        return measure(prediction, self.wanted(batch), reduction="none").flatten(1).mean(1)
+        return measure(output.float(), self.wanted(batch), reduction="none").flatten(1).mean(1)

@@ -4,16 +4,18 @@ from typing import Any
 
 import torch
 
+from effuse.core.algorithm import Server
 from effuse.core.data import Dataset, Shard
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
+from effuse.core.wire import each_params
 from effuse.engines.device import cpu_slots
-from effuse.engines.driver import Played, played
+from effuse.engines.driver import Played, figures, played
 from effuse.engines.evaluation import wanted_samples
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
-from effuse.metrics.cost import activation_bytes, macs, parameters
+from effuse.metrics.cost import activation_bytes, layer_macs, macs, parameters
 
 SMALLEST_SHARE = 10  # images below which a client is worth a warning
 
@@ -26,8 +28,8 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     refuse(recipe, train, test)
     model = hollow_model(recipe)
     fed = Rehearsal(recipe.algorithm, shards, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
-    rounds = rehearse(recipe, fed, model)
-    ledger = fed.ledger.report()
+    rounds, server, largest = rehearse(recipe, fed, model)
+    ledger, left = fed.ledger.report(), recipe.algorithm.deliver(server)
     training = ledger[TRAINING]
     unknown = recipe.algorithm.early_stop
     traffic: dict[str, Any] = {"exact": unknown is None}
@@ -38,30 +40,38 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     traffic["evaluation"] = {k: ledger[EVALUATION][k] for k in ("parameters", "bytes")}
     traffic["per_round"] = rounds
     traffic["clients"] = training["clients"]
+    traffic |= {"edges": training["edges"]} if "edges" in training else {}
+    traffic["costs"] = ledger["costs"]
     return {
         "recipe": name or "recipe",
         "parameters": parameters(recipe.model),
         "macs": macs(recipe.model),
+        "macs_frozen": recipe.algorithm.frozen and recipe.algorithm.frozen * macs(recipe.model, "features"),
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
+        "figures": figures(left.params.numel, ledger) | {"gmacs": layer_macs(left.arch) / 1e9},
+        "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
+        "privacy": recipe.algorithm.spent(server),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train),
-        "disk": disk(recipe, fed, model),
+        "disk": disk(recipe, fed, largest, left),
         "warnings": warnings(recipe, shards),
     }
 
 
-def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> list[dict[str, Any]]:
-    """Play every round on shapes; the traffic of each."""
+def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server, int]:
+    """Play every round on shapes; the traffic of each, what the server ends with, and the most bytes that it held."""
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()
-    closed = []
+    closed, largest = [], 0
     for done in played(recipe, fed, server, 0, 0):
         if done.look and recipe.algorithm.personal:
             _rehearse_evaluation(recipe, fed, done)
         closed.append({k: v for k, v in fed.ledger.close().items() if k in ("parameters", "bytes")})
-    return closed
+        server = done.server
+        largest = max(largest, sum(t.nbytes for t in each_params(server)))
+    return closed, server, largest
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
@@ -83,17 +93,18 @@ def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
     return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}
 
 
-def disk(recipe: Recipe, fed: Rehearsal, model: Model) -> dict[str, int]:
+def disk(recipe: Recipe, fed: Rehearsal, server: int, model: Model) -> dict[str, int]:
     """Bytes a run folder comes to hold: a checkpoint and the next one, client states likewise, the model; more with an average."""
     copies = 1 if recipe.ema is None else 2
     states = sum(fed.worker.snapshots(k).nbytes for k in fed.clients)
-    parts = {"checkpoints": 2 * copies * model.params.nbytes, "clients": 2 * states, "model": copies * model.params.nbytes}
+    kept = server + (copies - 1) * model.params.nbytes
+    parts = {"checkpoints": 2 * kept, "clients": 2 * states, "model": copies * model.params.nbytes}
     return parts | {"total": sum(parts.values())}
 
 
 def warnings(recipe: Recipe, shards: list[Shard]) -> list[str]:
     """What a reader should know before starting."""
-    told = []
+    told = recipe.algorithm.warnings(recipe.rounds)
     small = [k for k, s in enumerate(shards) if len(s) < SMALLEST_SHARE]
     if small:
         told.append(f"clients {', '.join(map(str, small))} hold fewer than {SMALLEST_SHARE} images")

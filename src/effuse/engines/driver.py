@@ -146,7 +146,7 @@ class Run:
         with span("data"):
             train = train.to(device)
             shards = recipe.shards(train)
-        machines = worthwhile(machines_for(recipe, device, len(train)), recipe, train, observer.phase)
+        self.machines = machines = worthwhile(machines_for(recipe, device, len(train)), recipe, train, observer.phase)
         self.machine = machines[0]
         options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
         options["snapshots"] = on_disk(folder.path)
@@ -157,7 +157,7 @@ class Run:
         else:
             options |= {"workers": processes, "slots": slots_each(len(machines), processes, device)}
             self.fed = Processes(recipe.algorithm, shards, machines[0], recipe=recipe, folder=folder.path, **options)
-        self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
+        self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
         self.ema: Model | None = None
@@ -178,11 +178,16 @@ class Run:
         server, t, federated = self._start()
         self.seconds -= began
         traffic = fed.ledger.report()[TRAINING]["bytes"]["total"]
-        self.observer.started(recipe, str(self.folder.path), t, self.machine.meter, traffic)
+        self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, traffic)
         checked, spent = time.monotonic(), 0.0
         started, trained = time.monotonic(), 0
+        arch = algorithm.deliver(server).arch
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
+            if model.arch != arch:  # the network was cut: what was kept of the wider one only fills memory
+                for machine in self.machines:
+                    machine.forget(arch)
+                arch = model.arch
             with span("aggregate"):
                 if not model.params.finite():
                     raise TrainingError(
@@ -243,14 +248,22 @@ class Run:
         weight = sum(w for _, w in self.fed.losses)
         loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
         images = self.machine.meter.images - trained
-        return {
-            "t": done.t,
-            "phase": done.phase,
-            "federated": done.federated,
-            "loss": loss,
-            "images": images,
-            "seconds": seconds,
-        }
+        memory = {}
+        if self.machine.device.type == "cuda":
+            memory = {"gpu_bytes": torch.cuda.max_memory_reserved()}
+            torch.cuda.reset_peak_memory_stats()
+        return (
+            {
+                "t": done.t,
+                "phase": done.phase,
+                "federated": done.federated,
+                "loss": loss,
+                "images": images,
+                "seconds": seconds,
+            }
+            | memory
+            | ({"noted": self.fed.noted} if self.fed.noted else {})
+        )
 
     def _evaluate(self, model: Model, federated: int) -> dict[str, Any]:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
@@ -301,16 +314,23 @@ class Run:
         for record in self.folder.each_record():
             images += record["images"]
             per_round.append({k: record["traffic"][k] for k in ("parameters", "bytes")})
-        self.folder.write_json("ledger.json", ledger | {"per_round": per_round})
+        spent = self.recipe.algorithm.spent(server)
+        privacy = {} if spent is None else {"privacy": spent}
+        self.folder.write_json("ledger.json", ledger | privacy | {"per_round": per_round})
         result = {
             "weights_sha256": weights_digest(model, self.digests),
             "metrics": self.metrics,
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
+            "figures": figures(model.params.numel, ledger),
             "images": images,
             "seconds": self.seconds + time.monotonic(),
         }
+        if model.arch != self.recipe.model and getattr(model.arch, "cut", ""):
+            result["pruned"] = (
+                "model/ has lost channels since the manifest's network; `effuse.load` opens it, plain diffusers does not"
+            )
         if self.recipe.algorithm.personal:
             result["personal"] = (
                 "model/ holds the shared parts and the initial private ones; each client keeps its own model"
@@ -318,6 +338,11 @@ class Run:
         self.folder.write_json("result.json", result)
         self.observer.finished(result)
         return result
+
+
+def figures(parameters: int, ledger: dict[str, Any]) -> dict[str, float]:
+    """What tables print of a network and its traffic: parameters in millions, and costs weighted by distance."""
+    return {"parameters_m": parameters / 1e6} | {f"{name}_cost": cost for name, cost in ledger["costs"].items()}
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:

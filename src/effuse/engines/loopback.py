@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from effuse.core.algorithm import Algorithm, Job
-from effuse.core.federation import Order
+from effuse.core.federation import Order, T
+from effuse.core.ledger import EDGE_CLOUD, Account
 from effuse.core.spans import span
 from effuse.core.spec import build, parse, text
 from effuse.core.wire import decode, encode, placed
@@ -32,6 +33,11 @@ class Loopback(InProcess):
                     encoded[id(message)] = encode(message, job.arguments, self.wire)
             self._charge("down", client, message, len(frame(heads[client])) + len(frame(encoded[id(message)])))
         return self._perform(job, {client: (heads[client], encoded[id(m)]) for client, m in messages.items()})
+
+    def carry(self, direction: str, edge: int, what: T) -> T:
+        blob = encode(what, type(what), self.wire)
+        self.ledger.charge(Account(self._column, EDGE_CLOUD, direction, edge), what, len(blob))
+        return placed(decode(blob, type(what)), self.workbench.machine.device)
 
     def _perform(self, job: Job, requests: dict[int, tuple[bytes, bytes]]) -> Iterator[tuple[int, Any, str | None]]:
         for client, answer in self._each(lambda worker, client: worker.handle(frame(*requests[client])), list(requests)):

@@ -9,10 +9,13 @@ from effuse.core.errors import RunError, TrainingError
 from effuse.core.recipe import Recipe
 from effuse.core.table import Cell, Table
 from effuse.engines import driver
+from effuse.engines.check import check
 from effuse.engines.files import write_atomically, writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.observer import Observer
 from effuse.recipes import find_recipe
+
+CHECKED = "check.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,14 @@ class Planned:
     recipe: Recipe
     settings: tuple[str, ...]
     folder: RunFolder
+
+
+def value_at(recipe: Recipe, key: str) -> int | None:
+    """What a dotted key of a recipe holds; None where the recipe has no such key."""
+    value: Any = recipe
+    for word in key.split("."):
+        value = getattr(value, word, None)
+    return value
 
 
 class Reproduction:
@@ -37,7 +48,12 @@ class Reproduction:
     def _plan(self, cell: Cell) -> Planned:
         settings = (*cell.settings, *self.scale.settings)
         recipe = find_recipe(cell.recipe)[1].changed(list(settings))
-        return Planned(cell, recipe, settings, RunFolder(self.out / cell.name))
+        scaled = tuple(
+            f"{key}={max(1, round(factor * count))}"
+            for key, factor in self.scale.factors.items()
+            if (count := value_at(recipe, key)) is not None
+        )
+        return Planned(cell, recipe.changed(list(scaled)), (*settings, *scaled), RunFolder(self.out / cell.name))
 
     def select(self, only: str | None) -> list[Planned]:
         """The cells to run; a folder that holds something else is refused before anything is computed."""
@@ -51,13 +67,22 @@ class Reproduction:
         """See one cell through, from where it stopped; a finished one costs nothing."""
         name, path = plan.cell.name, plan.folder.path
         try:
-            if plan.folder.manifest.exists():
+            if self.table.rehearsed:
+                self._rehearse(plan)
+            elif plan.folder.manifest.exists():
                 driver.resume(path, device=None if device == "auto" else device, observer=observer)
             else:
                 driver.run(plan.recipe, path, name=f"{self.name} {name}", device=device, observer=observer)
         except TrainingError as error:  # this cell diverges, and always will: the others have not been tried
             self.failed[name] = str(error)
         self.save()
+
+    def _rehearse(self, plan: Planned) -> None:
+        found = check(plan.recipe, plan.cell.name)
+        kept = {"recipe": plan.recipe.saved(), "figures": found["figures"], "traffic": found["traffic"]}
+        with writing(plan.folder.path):
+            plan.folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(plan.folder.path / CHECKED, (json.dumps(kept, indent=2) + "\n").encode())
 
     def save(self) -> None:
         """Leave the table as far as it is known in its folder."""
@@ -81,22 +106,32 @@ class Reproduction:
         cell, (state, note) = plan.cell, self._state(plan)
         row: dict[str, Any] = {"name": cell.name, "labels": dict(cell.labels), "state": state, "note": note}
         row |= {"metric": self._metric(cell.metric), "printed": cell.printed, "printed_spread": cell.spread}
-        row |= {"ours": None, "ours_spread": None, "also": {}}
+        row |= {"beside": dict(cell.beside), "ours": None, "ours_spread": None, "also": {}}
         if state == "done":
-            result = plan.folder.read_result()
-            metrics: dict[str, Any] = result["metrics"]
-            ours = metrics.get(row["metric"], {})
+            rehearsed = self.table.rehearsed
+            result = json.loads((plan.folder.path / CHECKED).read_text()) if rehearsed else plan.folder.read_result()
+            # figures follow from the network and its messages; runs of earlier releases have none
+            found = {name: {"value": value} for name, value in result.get("figures", {}).items()} | result.get("metrics", {})
+            ours = found.get(row["metric"], {})
             row |= {"ours": ours.get("value"), "ours_spread": ours.get("std")}  # over clients, where they own their models
-            beside = {name: metrics.get(self._metric(name)) for name in self.table.also}
+            beside = {name: found.get(self._metric(name)) for name in self.table.also}
             row["also"] = {self._metric(name): m["value"] for name, m in beside.items() if m}
-            row |= {"parameters_sent": result["traffic"]["parameters"]["total"], "seconds": result["seconds"]}
+            row |= {"parameters_sent": result["traffic"]["parameters"]["total"], "seconds": result.get("seconds", 0.0)}
         return row | {"recipe": cell.recipe, "settings": list(plan.settings), "run": str(plan.folder.path)}
+
+    def _rehearsed(self, plan: Planned) -> str:
+        file = plan.folder.path / CHECKED
+        if not file.exists():
+            return "missing"
+        return "done" if json.loads(file.read_text())["recipe"] == plan.recipe.saved() else "other"
 
     def _metric(self, name: str) -> str:
         return self.scale.metrics.get(name, name)
 
     def _state(self, plan: Planned) -> tuple[str, str]:
         folder, name = plan.folder, plan.cell.name
+        if self.table.rehearsed:
+            return self._rehearsed(plan), ""
         if name in self.failed:
             return "failed", self.failed[name]
         if not folder.manifest.exists():

@@ -1,10 +1,15 @@
 """What a network costs: parameters, multiply-accumulates and activations, counted on shapes without numbers."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from effuse.core.model import Arch
+from effuse.core.task import Give
 
 
 def parameters(arch: Arch) -> dict[str, int]:
@@ -17,34 +22,57 @@ def parameters(arch: Arch) -> dict[str, int]:
     return counts
 
 
-def macs(arch: Arch) -> int:
-    """Multiply-accumulates of one image's forward pass, attention's products included."""
-    return sum(macs_by_operation(arch).values())
+def macs(arch: Arch, give: Give = "output") -> int:
+    """Multiply-accumulates of one image's forward pass, attention's products included; up to its features, if they are asked for."""
+    return sum(macs_by_operation(arch, give).values())
 
 
-def macs_by_operation(arch: Arch) -> dict[str, int]:
+def macs_by_operation(arch: Arch, give: Give = "output") -> dict[str, int]:
     """The same by torch's operations, since published counts often leave attention's products (`bmm`) out."""
     net = _hollow(arch)
     with FlopCounterMode(display=False) as counter:
-        _forward(arch, net)
+        _forward(arch, net, {} if give == "output" else {"give": give})
     # torch counts a multiplication and an addition as two
     return {str(op).removeprefix("aten."): flops // 2 for op, flops in counter.get_flop_counts()["Global"].items()}
 
 
+def layer_macs(arch: Arch) -> int:
+    """Multiply-accumulates as the pruning literature counts them, layer by layer: one addition for every biased output, two
+    operations for every normalised value, and nothing for attention's products, which no layer owns."""
+    total = 0
+
+    def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+            across = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
+            places = across.numel() // across.shape[-1 if isinstance(module, nn.Linear) else 1]
+            total += places * module.weight.numel() + (output.numel() if module.bias is not None else 0)
+        elif isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._BatchNorm)):
+            total += 2 * output.numel()
+
+    _hooked(arch, add)
+    return total
+
+
 def activation_bytes(arch: Arch) -> int:
     """An estimate of what one image's forward pass keeps for the backward pass: the outputs of all layers."""
-    net = _hollow(arch)
     total = 0
 
     def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal total
         total += output.numel() * output.element_size()
 
+    _hooked(arch, add)
+    return total
+
+
+def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]) -> None:
+    """Show every layer of a forward pass, with what goes in and what comes out."""
+    net = _hollow(arch)
     for module in net.modules():
         if not any(module.children()):
-            module.register_forward_hook(add)
+            module.register_forward_hook(look)
     _forward(arch, net)
-    return total
 
 
 def _hollow(arch: Arch) -> nn.Module:
@@ -53,11 +81,11 @@ def _hollow(arch: Arch) -> nn.Module:
 
 
 @torch.no_grad()
-def _forward(arch: Arch, net: nn.Module) -> None:
+def _forward(arch: Arch, net: nn.Module, options: Mapping[str, Any] = MappingProxyType({})) -> None:
     side, channels, _ = arch.shape
     with torch.device("meta"):
         x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
         if arch.parts:  # a U-Net: image, time step, label
-            net(x, one, one if arch.conditional else None)
+            net(x, one, one if arch.conditional else None, **options)
         else:
-            net(x)
+            net(x, **options)

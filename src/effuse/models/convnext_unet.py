@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from effuse.core.model import Arch
 from effuse.core.spec import spec
+from effuse.core.task import Give
+from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
 
 HEADS, HEAD_WIDTH = 4, 32
@@ -23,6 +25,8 @@ INNER = HEADS * HEAD_WIDTH
 class ConvnextUnet(Arch):
     """A U-Net of ConvNeXt blocks with linear attention; its base width is the image side unless `dim` says otherwise."""
 
+    featured: ClassVar[bool] = True
+    uncut: ClassVar[tuple[str, ...]] = ("tail.1", "qkv")  # the forward pass knows its heads by number
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("stem", "time", "label", "downs"),
         "bottleneck": ("middle",),
@@ -32,6 +36,7 @@ class ConvnextUnet(Arch):
     dim: PositiveInt | None = None
     multipliers: tuple[int, ...] = (1, 2, 4)
     conditional: bool = False  # class embeddings, one more than there are classes: the last is the null label
+    cut: Cut = ""  # layers that pruning has made narrower than all of the above says
 
     def __post_init__(self) -> None:
         if not self.multipliers:
@@ -45,7 +50,8 @@ class ConvnextUnet(Arch):
 
     def build(self) -> nn.Module:
         side, channels, classes = self.shape
-        return ConvNeXtUNet(self.dim or side, self.multipliers, channels, classes if self.conditional else None)
+        net = ConvNeXtUNet(self.dim or side, self.multipliers, channels, classes if self.conditional else None)
+        return narrowed(net, self.cut)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)
@@ -73,7 +79,7 @@ class ConvNeXtUNet(nn.Module):
         )
         self.tail = nn.Sequential(Block(widths[1], widths[1], None), nn.Conv2d(widths[1], channels, 1))
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
         embedding = self.time(t)
         if self.label is not None:
             null = self.label.num_embeddings - 1
@@ -85,9 +91,13 @@ class ConvNeXtUNet(nn.Module):
             x, skip = down(x, embedding)
             skips.append(skip)
         x = self.middle(x, embedding)
+        features = x.mean(dim=(2, 3)) if give != "output" else None
+        if give == "features":
+            return features
         for up in self.ups:
             x, _ = up(torch.cat([x, skips.pop()], dim=1), embedding)
-        return self.tail(x)
+        x = self.tail(x)
+        return (x, features) if give == "both" else x
 
 
 class Level(nn.Module):

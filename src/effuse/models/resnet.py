@@ -3,7 +3,7 @@
 import itertools
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from pydantic import PositiveInt
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from effuse.core.model import Arch
 from effuse.core.spec import spec
+from effuse.core.task import Give
 from effuse.models.saved import write_plain
 
 Norm = Literal["group", "batch"]
@@ -20,10 +21,13 @@ Norm = Literal["group", "batch"]
 class Resnet(Arch):
     """A ResNet of basic blocks; the defaults are FedDiff's ResNet16, and blocks=[1, 1, 1, 1] is a ResNet-10."""
 
+    featured: ClassVar[bool] = True
+
     widths: tuple[int, ...] = (64, 128, 256, 512)
     blocks: tuple[int, ...] = (2, 2, 2, 1)
     norm: Norm = "group"  # batch statistics are neither private nor safe to average over skewed clients
     groups: PositiveInt = 32
+    projection: PositiveInt | None = None  # width of a two-layer projection before the head, as MOON's networks have
 
     def __post_init__(self) -> None:
         if len(self.widths) != len(self.blocks) or not self.widths or min(self.blocks) < 1:
@@ -32,7 +36,7 @@ class Resnet(Arch):
 
     def build(self) -> nn.Module:
         _, channels, classes = self.shape
-        return ResNet(channels, classes, self.widths, self.blocks, self.norm, self.groups)
+        return ResNet(channels, classes, self.widths, self.blocks, self.norm, self.groups, self.projection)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)
@@ -42,9 +46,12 @@ class Resnet(Arch):
 class Cnn(Arch):
     """A plain convolutional classifier that learns small images in seconds on a CPU."""
 
+    featured: ClassVar[bool] = True
+
     widths: tuple[int, ...] = (32, 64)
     norm: Norm = "group"
     groups: PositiveInt = 8
+    projection: PositiveInt | None = None  # width of a two-layer projection before the head, as MOON's networks have
 
     def __post_init__(self) -> None:
         if not self.widths:
@@ -55,7 +62,7 @@ class Cnn(Arch):
 
     def build(self) -> nn.Module:
         side, channels, classes = self.shape
-        return ConvNet(side, channels, classes, self.widths, self.norm, self.groups)
+        return ConvNet(side, channels, classes, self.widths, self.norm, self.groups, self.projection)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)
@@ -64,20 +71,29 @@ class Cnn(Arch):
 class Classifier(nn.Module, ABC):
     """`features(x)` gives one vector per image, `head` turns it into logits."""
 
+    projection: nn.Module
     head: nn.Linear
 
     @abstractmethod
+    def encoded(self, x: Tensor) -> Tensor:
+        """What the stages make of an image."""
+
     def features(self, x: Tensor) -> Tensor:
         """What the head looks at."""
+        return self.projection(self.encoded(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+    def forward(self, x: Tensor, give: Give = "output") -> Any:
+        features = self.features(x)
+        if give == "features":
+            return features
+        return (self.head(features), features) if give == "both" else self.head(features)
 
 
 class ResNet(Classifier):
     def __init__(
-        self, channels: int, classes: int, widths: tuple[int, ...], blocks: tuple[int, ...], norm: Norm, groups: int
-    ) -> None:
+        self, channels: int, classes: int, widths: tuple[int, ...], blocks: tuple[int, ...], norm: Norm, groups: int,
+        projection: int | None,
+    ) -> None:  # fmt: skip
         super().__init__()
         first = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.stem = nn.Sequential(first, _norm(norm, groups, widths[0]), nn.ReLU())
@@ -87,9 +103,10 @@ class ResNet(Classifier):
                 enters = block == 0
                 stages.append(BasicBlock(w_in if enters else w_out, w_out, 2 if enters and stage else 1, norm, groups))
         self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(widths[-1], classes)
+        self.projection = _projection(widths[-1], projection)
+        self.head = nn.Linear(projection or widths[-1], classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def encoded(self, x: Tensor) -> Tensor:
         return self.stages(self.stem(x)).mean(dim=(2, 3))
 
 
@@ -119,17 +136,34 @@ class BasicBlock(nn.Module):
 class ConvNet(Classifier):
     """Convolution, normalisation and 2x2 maximum, once per width."""
 
-    def __init__(self, side: int, channels: int, classes: int, widths: tuple[int, ...], norm: Norm, groups: int) -> None:
+    def __init__(
+        self,
+        side: int,
+        channels: int,
+        classes: int,
+        widths: tuple[int, ...],
+        norm: Norm,
+        groups: int,
+        projection: int | None,
+    ) -> None:
         super().__init__()
         stages: list[nn.Module] = []
         for w_in, w_out in itertools.pairwise((channels, *widths)):
             convolution = nn.Conv2d(w_in, w_out, 3, padding=1, bias=False)
             stages += [convolution, _norm(norm, groups, w_out), nn.ReLU(), nn.MaxPool2d(2)]
         self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(widths[-1] * (side // 2 ** len(widths)) ** 2, classes)
+        encoded = widths[-1] * (side // 2 ** len(widths)) ** 2
+        self.projection = _projection(encoded, projection)
+        self.head = nn.Linear(projection or encoded, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def encoded(self, x: Tensor) -> Tensor:
         return self.stages(x).flatten(1)
+
+
+def _projection(encoded: int, width: int | None) -> nn.Module:
+    if width is None:
+        return nn.Identity()
+    return nn.Sequential(nn.Linear(encoded, encoded), nn.ReLU(), nn.Linear(encoded, width))
 
 
 def _norm(kind: Norm, groups: int, width: int) -> nn.Module:

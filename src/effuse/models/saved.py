@@ -19,18 +19,19 @@ WEIGHTS = "model.safetensors"
 SCHEDULER = "scheduler/scheduler_config.json"
 
 
-def write_config(arch: Arch, folder: Path) -> None:
-    """Say in the grammar which architecture a folder holds."""
-    (folder / CONFIG).write_text(json.dumps({"format": "effuse", "arch": text(arch)}, indent=2) + "\n")
+def write_config(arch: Arch, folder: Path, note: str = "") -> None:
+    """Say in the grammar which architecture a folder holds, and what else a reader must know."""
+    config = {"format": "effuse", "arch": text(arch)} | ({"note": note} if note else {})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def write_plain(arch: Arch, net: nn.Module, folder: Path, scheduler: Any) -> None:
+def write_plain(arch: Arch, net: nn.Module, folder: Path, scheduler: Any, note: str = "") -> None:
     """The folder of a network that only effuse knows; a classifier has no scheduler."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS)
     if scheduler is not None:
         scheduler.save_pretrained(folder / "scheduler")
-    write_config(arch, folder)
+    write_config(arch, folder, note)
 
 
 def load_model(folder: Path | str) -> tuple[Model, dict[str, Any] | None]:

@@ -13,7 +13,9 @@ from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
-from effuse.models.saved import write_config
+from effuse.core.task import Give
+from effuse.models.cut import Cut, narrowed
+from effuse.models.saved import write_config, write_plain
 
 # fields that are keys of UNet2DModel's own configuration
 SHARED = ("dropout", "downsample_padding", "flip_sin_to_cos", "freq_shift", "norm_eps", "resnet_time_scale_shift")
@@ -33,10 +35,15 @@ FIXED: Mapping[str, Any] = {
 }
 
 
+CUT_NOTE = "pruned: diffusers' UNet2DModel cannot hold layers of such widths; open this folder with effuse.load"
+
+
 @spec
 class Unet(Arch):
     """A U-Net of residual blocks, one width per resolution, with attention where an image side is listed."""
 
+    featured: ClassVar[bool] = True
+    uncut: ClassVar[tuple[str, ...]] = ("conv_out",)
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("conv_in", "time_embedding", "class_embedding", "down_blocks"),
         "bottleneck": ("mid_block",),
@@ -57,6 +64,7 @@ class Unet(Arch):
     flip_sin_to_cos: bool = False
     freq_shift: int = 1
     norm_eps: float = 1e-6
+    cut: Cut = ""  # layers that pruning has made narrower than all of the above says
 
     def __post_init__(self) -> None:
         if not self.widths or self.layers < 1:
@@ -74,7 +82,7 @@ class Unet(Arch):
         return make(Unet, {f.name: getattr(filled, f.name) for f in dataclasses.fields(Unet)}, "model")
 
     def build(self) -> nn.Module:
-        return network_class()(**self.diffusers_config())
+        return narrowed(network_class()(**self.diffusers_config()), self.cut)
 
     def diffusers_config(self) -> dict[str, Any]:
         """The arguments of UNet2DModel."""
@@ -98,6 +106,8 @@ class Unet(Arch):
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         """A pipeline folder for diffusers alone; with classes, which no such pipeline takes, its two subfolders."""
+        if self.cut:
+            return write_plain(self, net, folder, scheduler, note=CUT_NOTE)
         from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, UNet2DModel
 
         with torch.device("meta"):
@@ -176,16 +186,32 @@ def from_diffusers(config: Mapping[str, Any], classes: int, where: str) -> Unet:
 
 @functools.cache
 def network_class() -> type[nn.Module]:
-    """UNet2DModel called as `net(x, t, labels)`; made on first use because importing diffusers takes seconds."""
+    """UNet2DModel called as `net(x, t, labels)`; made on first use because importing diffusers takes seconds.
+
+    Its forward pass is diffusers' own for the configurations that we allow, written out because a loss may want to see the middle.
+    """
     from diffusers import UNet2DModel
 
     class Network(UNet2DModel):
-        def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
-            if self.class_embedding is None:
-                labels = None
-            else:
+        def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
+            embedding = self.time_embedding(self.time_proj(t.expand(len(x))).to(self.dtype))
+            if self.class_embedding is not None:
                 null = self.class_embedding.num_embeddings - 1
                 labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
-            return super().forward(x, t, labels, return_dict=False)[0]
+                embedding = embedding + self.class_embedding(labels)
+            x = self.conv_in(x)
+            skips = (x,)
+            for down in self.down_blocks:
+                x, passed = down(hidden_states=x, temb=embedding)
+                skips += passed
+            x = self.mid_block(x, embedding)
+            features = x.mean(dim=(2, 3)) if give != "output" else None
+            if give == "features":
+                return features
+            for up in self.up_blocks:
+                x = up(x, skips[-len(up.resnets) :], embedding)
+                skips = skips[: -len(up.resnets)]
+            x = self.conv_out(self.conv_act(self.conv_norm_out(x)))
+            return (x, features) if give == "both" else x
 
     return Network

@@ -1,0 +1,286 @@
+"""FedPhD: Long et al., 2025, Algorithm 1: clients choose edges, edges and cloud weigh by homogeneity, the network is pruned."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
+from effuse.core.errors import RecipeError
+from effuse.core.federation import Federation
+from effuse.core.ledger import CLIENT_EDGE
+from effuse.core.model import Model
+from effuse.core.params import Mean, mean
+from effuse.core.solvers import Solver
+from effuse.core.spec import spec
+from effuse.core.task import Given
+from effuse.core.wire import message
+from effuse.core.workbench import Client
+from effuse.privacy.histogram import Disclosure, Exact
+from effuse.pruning.prune import cut, group_weights, prune
+
+ENROL = "enrol"  # the phase in which every client tells its histogram, once
+
+
+@message
+class Edge:
+    """What an edge holds within a cycle, from one aggregation in the cloud to the next."""
+
+    counts: tuple[float, ...]  # n_e q_e: images of each class behind its model
+    theta: Model | None = None  # None until it is sent the cycle's model
+    waiting: Model | None = None  # the mean of what came in since it last aggregated
+    weight: float = 0.0  # of that
+    waiting_counts: tuple[float, ...] = ()
+
+
+@message
+class Tree(Server):
+    """The cloud's model, the edges, and what clients told of their data."""
+
+    edges: tuple[Edge, ...] = ()
+    told: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    pruned: bool = False
+
+
+@message
+class Told:
+    """A client's histogram as it leaves the client: all that anybody learns of its labels."""
+
+    counts: Tensor
+
+
+@message
+class Kept:
+    """The same at the client, so that its noise is drawn once."""
+
+    counts: tuple[float, ...]
+
+
+@message
+class Choice:
+    """The edges in the order in which a client would go to them."""
+
+    edges: tuple[int, ...]
+
+
+@message
+class Trained:
+    """A client's model after local training; its weight follows from what it told at enrolment."""
+
+    theta: Model
+    loss: float
+
+
+def homogeneity(counts: np.ndarray, q_u: np.ndarray) -> np.ndarray:
+    """mu = 2 - |q - q_u| (Eqs. 18, 20) of histograms along the last axis; of no images nothing is known, and q is taken as q_u."""
+    n = counts.sum(-1, keepdims=True)
+    q = np.divide(counts, n, out=np.broadcast_to(q_u, counts.shape).copy(), where=n > 0)
+    return 2 - np.linalg.norm(q - q_u, axis=-1)
+
+
+def chances(own: np.ndarray, edges: np.ndarray, a: float, b: float, q_u: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """P_n(e) of Eq. 25, for one client or several: edges as they would be with the client; alike when all are at nought."""
+    joined = edges + own[..., None, :]
+    wanted = np.maximum(0.0, a * homogeneity(joined, q_u) - joined.sum(-1) / scale + b)
+    total = wanted.sum(-1, keepdims=True)
+    return np.divide(wanted, total, out=np.full(wanted.shape, 1 / len(edges)), where=total > 0)
+
+
+def sparsifying(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
+    """The gradient of f + sum_g sum_k lambda_g |theta^g[k]|^2 (Eq. 17)."""
+    lambda_g = given["lambda_g"]
+    return {k: g + 2 * lambda_g[k] * params[k] for k, g in grads.items()}
+
+
+@spec
+class FedPhD(Algorithm, name="fedphd"):
+    """Clients train at edges of their choice, edges meet in the cloud, and the network loses channels on the way."""
+
+    link: ClassVar[str] = CLIENT_EDGE
+
+    local: Solver
+    cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = 0.2  # clients a round: a count, a fraction, or all
+    edges: PositiveInt = 2
+    r_e: PositiveInt = 1  # rounds between aggregations at the edges
+    r_g: PositiveInt = 5  # and in the cloud
+    a: NonNegativeFloat = 15_000.0  # what homogeneity counts for, against images
+    b: float = 0.0
+    selection: Literal["homogeneity", "random"] = "homogeneity"
+    weights: Literal["homogeneity", "size"] = "homogeneity"  # size: a = 0 in Eqs. 21 and 23
+    normalised: bool = False  # images count as shares of all images, so that a and b have no unit
+    q_u: tuple[NonNegativeFloat, ...] | None = None  # the wanted distribution of labels; None: uniform
+    histogram: Disclosure = Exact()
+    variant: Literal["sparse", "os", "none"] = (
+        "sparse"  # pruned by norm after sparse training, at random at the start, never
+    )
+    ratio: Annotated[float, Field(ge=0, lt=1)] = (
+        0.2  # of channels removed; 0.2 of them is 43 % of the CIFAR network's parameters
+    )
+    R_s: PositiveInt = 50  # pruned at the first aggregation in the cloud from this round on
+    lambda_0: NonNegativeFloat = 1e-4
+    outages: tuple[tuple[int, int], ...] = ()  # (round, edge): edges that are silent, to try what happens then
+
+    def __post_init__(self) -> None:
+        if self.local.ema is not None:
+            raise ValueError("local.ema: a per-step average would double the upload; use the recipe's `ema`")
+        if self.r_g % self.r_e:
+            raise ValueError(
+                f"r_g={self.r_g} is not a multiple of r_e={self.r_e}: edges would bring half a period to the cloud"
+            )
+        if self.q_u is not None and abs(sum(self.q_u) - 1) > 1e-6:
+            raise ValueError(f"q_u={list(self.q_u)} adds up to {sum(self.q_u):g}; a distribution adds up to 1")
+        for r, e in self.outages:
+            if not (r >= 1 and 0 <= e < self.edges):
+                raise ValueError(f"outages: there is no round {r} with an edge {e}; rounds count from 1, edges from 0")
+            if not self._reached(r):
+                raise ValueError(f"outages: no edge is left in round {r}; leave one")
+
+    def ready(self, clients: int) -> None:
+        if isinstance(self.cohort, int) and self.cohort > clients:
+            raise RecipeError(
+                f"algorithm.cohort: {self.cohort} clients a round, but there are {clients}; lower it or raise clients"
+            )
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        if self.variant == "os":
+            model = prune(model, self.ratio, "random", fed.workbench.stream("prune"))
+        elif self.variant == "sparse":
+            cut(model.arch, self.ratio)  # a network that cannot be pruned is refused here
+        return Tree(model, edges=self._empty(model), pruned=self.variant != "sparse", phase=ENROL)
+
+    def round(self, server: Tree, fed: Federation) -> Server:
+        if server.phase == ENROL:
+            told = {n: tuple(map(float, answer.counts.tolist())) for n, answer in fed.ask(self.enrol, fed.clients)}
+            return dataclasses.replace(server, told=told, phase=FEDERATE)
+        r = fed.federated + 1
+        edges, here = list(server.edges), self._reached(r)
+        for e in here:
+            if edges[e].theta is None:  # the first round of a cycle, or the first after an outage
+                edges[e] = dataclasses.replace(edges[e], theta=fed.carry("down", e, server.model))
+        cohort = fed.sample(self.cohort)
+        at = self._chosen(server, fed, cohort, here)
+        self._train(server, fed, edges, at)
+        if r % self.r_e == 0:
+            for e in here:
+                edges[e] = self._aggregated(edges[e])
+        n_e, mu_e = [sum(edge.counts) for edge in edges], [self._mu(edge.counts) for edge in edges]
+        fed.note(edges={str(n): e for n, e in at.items()}, n_e=n_e, mu_e=mu_e)
+        if r % self.r_g:
+            return dataclasses.replace(server, edges=tuple(edges))
+        return self._in_the_cloud(server, fed, r, {e: edges[e] for e in here if sum(edges[e].counts) > 0})
+
+    def _chosen(self, server: Tree, fed: Federation, cohort: Sequence[int], here: Sequence[int]) -> dict[int, int]:
+        """The edge that each client goes to: the one it chose or, where that is silent, its next-best."""
+        # one snapshot for all clients of the round: the published balance of load comes out only so
+        q = torch.tensor([edge.counts for edge in server.edges])
+        answers = fed.ask(self.choose, cohort, q=q, scale=self._scale(server))
+        return {n: next(e for e in choice.edges if e in here) for n, choice in answers}
+
+    def _train(self, server: Tree, fed: Federation, edges: list[Edge], at: Mapping[int, int]) -> None:
+        """Local training at the edges' models; what comes back waits, in a weighted mean, for the edge to aggregate."""
+        sparse = not server.pruned
+        orders = {e: {"theta": edges[e].theta, "sparse": sparse} for e in set(at.values())}
+        means = {e: Mean(edges[e].waiting, edges[e].weight) for e in orders}
+        w = {n: self._weight(server.told[n], self._scale(server)) for n in at}
+        for n, trained in fed.ask_each(self.train, {n: orders[e] for n, e in at.items()}):
+            alike = not any(w[m] for m in at if at[m] == at[n])  # ReLU left nobody at this edge
+            if alike or w[n]:
+                means[at[n]].add(trained.theta, 1.0 if alike else w[n])
+            del trained  # or it would live on while the next one is made
+        for e, average in means.items():
+            counts = np.sum([server.told[n] for n in at if at[n] == e], axis=0)
+            counts = counts + np.array(edges[e].waiting_counts or 0.0)
+            edges[e] = dataclasses.replace(
+                edges[e], waiting=average.value, weight=average.total, waiting_counts=tuple(counts.tolist())
+            )
+
+    def _aggregated(self, edge: Edge) -> Edge:
+        """Eq. 19, on counts: q_e <- (n_e q_e + sum n_n q_n) / (n_e + sum n_n); and Eqs. 23 and 24."""
+        if edge.waiting is None:
+            return edge
+        counts = tuple(x + y for x, y in zip(edge.counts, edge.waiting_counts))
+        return Edge(counts, theta=edge.waiting)
+
+    def _in_the_cloud(self, server: Tree, fed: Federation, r: int, edges: Mapping[int, Edge]) -> Tree:
+        """Eqs. 21 and 22; then pruning, when its time has come; then every edge starts anew."""
+        theta, pruned = server.model, server.pruned
+        w = {e: self._weight(edge.counts, self._scale(server)) for e, edge in edges.items()}
+        alike = not any(w.values())
+        brought = {e: edge.theta for e, edge in edges.items() if alike or w[e]}
+        if brought:  # nobody may have trained where everything was silent that did
+            theta = mean((fed.carry("up", e, theta_e), 1.0 if alike else w[e]) for e, theta_e in brought.items())
+        if not pruned and r >= self.R_s:
+            theta, pruned = prune(theta, self.ratio, "norm", fed.workbench.stream("prune")), True
+            fed.note(pruned_to=theta.params.numel)
+        return Tree(theta, edges=self._empty(theta), told=server.told, pruned=pruned)
+
+    @on_client
+    def enrol(self, client: Client) -> Told:
+        if "told" not in client.state:
+            told = self.histogram.told(client.data.histogram, client.stream("histogram"))
+            client.state["told"] = Kept(tuple(told))
+        return Told(torch.tensor(client.state["told"].counts))
+
+    @on_client
+    def choose(self, client: Client, q: Tensor, scale: float) -> Choice:
+        edges, own = q.cpu().numpy().astype(np.float64), np.array(client.state["told"].counts)
+        P = chances(own, edges, self.a, self.b, self._target(len(own)), scale)
+        if self.selection == "random":
+            P = np.full(len(edges), 1 / len(edges))
+        first = int(client.stream("edge").numpy().choice(len(edges), p=P))
+        return Choice((first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: -P[e])))
+
+    @on_client
+    def train(self, client: Client, theta: Model, sparse: bool) -> Trained:
+        net = client.load(theta)
+        how: dict[str, Any] = {}
+        if sparse:
+            how = {"direction": sparsifying, "given": {"lambda_g": group_weights(theta.arch, self.lambda_0)}}
+        fit = client.fit(net, self.local, client.data, **how)
+        return Trained(client.unload(net), fit.loss)
+
+    def warnings(self, rounds: int) -> list[str]:
+        told = []
+        if rounds % self.r_g:
+            told.append(
+                f"the last {rounds % self.r_g} of {rounds} rounds never reach the cloud; make rounds a multiple of r_g"
+            )
+        if self.variant == "sparse":
+            at = -(-self.R_s // self.r_g) * self.r_g
+            if at > rounds:
+                told.append(
+                    f"nothing is pruned: R_s={self.R_s} comes to round {at}, after the last one; lower R_s or raise rounds"
+                )
+            elif at != self.R_s:
+                told.append(f"R_s={self.R_s} is not a multiple of r_g={self.r_g}: the network is pruned in round {at}")
+        return told
+
+    def spent(self, server: Tree) -> dict[str, Any] | None:
+        charge = self.histogram.charge
+        if charge is None:
+            return None
+        return {"histogram": {"mechanism": str(self.histogram), "epsilon": charge[0], "delta": charge[1], "times": 1}}
+
+    def _reached(self, r: int) -> list[int]:
+        return [e for e in range(self.edges) if (r, e) not in self.outages]
+
+    def _empty(self, model: Model) -> tuple[Edge, ...]:
+        return (Edge((0.0,) * model.arch.shape.classes),) * self.edges
+
+    def _target(self, classes: int) -> np.ndarray:
+        return np.full(classes, 1 / classes) if self.q_u is None else np.array(self.q_u)
+
+    def _scale(self, server: Tree) -> float:
+        return (sum(map(sum, server.told.values())) or 1.0) if self.normalised else 1.0
+
+    def _mu(self, counts: Sequence[float]) -> float:
+        return float(homogeneity(np.array(counts), self._target(len(counts))))
+
+    def _weight(self, counts: Sequence[float], scale: float) -> float:
+        """ReLU(n + a mu + b), Eqs. 21 and 23."""
+        a = self.a if self.weights == "homogeneity" else 0.0
+        return max(0.0, sum(counts) / scale + a * self._mu(counts) + self.b)

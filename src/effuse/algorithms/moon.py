@@ -1,0 +1,79 @@
+"""MOON: Li et al., 2021, Algorithm 1; for U-Nets as FedPhD compares with it, on the pooled bottleneck of a noisy image."""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat
+from torch import Tensor
+
+from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.core.algorithm import Server, on_client
+from effuse.core.errors import RecipeError
+from effuse.core.federation import Federation
+from effuse.core.model import Model
+from effuse.core.params import Mean
+from effuse.core.spec import spec
+from effuse.core.task import Batch, Given, Net
+from effuse.core.wire import message
+from effuse.core.workbench import Client
+
+
+@message
+class Contrasted(Update):
+    """A client's model, and how well its features were told from those of its last one."""
+
+    contrast: float | None  # None at its first participation, which has no last one
+
+
+def contrastive(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
+    """l_sup + mu l_con; all three models see the same input: image, noise and time step."""
+    inputs = batch.task.inputs(batch)  # type: ignore[attr-defined]
+    output, z = net(*inputs, give="both")
+    with torch.no_grad():
+        z_glob = net(*inputs, give="features", params=given["glob"])
+        z_prev = net(*inputs, give="features", params=given["prev"])
+    near, far = (F.cosine_similarity(z.float(), other.float()) / given["T"] for other in (z_glob, z_prev))
+    l_con = batch.mean(F.softplus(far - near))  # -log(e^near / (e^near + e^far))
+    return batch.mean(batch.task.error(output, batch)) + given["mu"] * l_con, l_con  # type: ignore[attr-defined]
+
+
+@spec
+class Moon(FedAvg):
+    """FedAvg whose clients are drawn towards the global model's features and away from those of their own last model."""
+
+    frozen: ClassVar[int] = 2
+
+    mu: NonNegativeFloat = 1.0
+    T: PositiveFloat = 0.5
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        if not model.arch.featured:
+            raise RecipeError(
+                f"model: {model.arch.name} shows no features, which MOON compares; use a U-Net or a classifier"
+            )
+        return Server(model)
+
+    def round(self, server: Server, fed: Federation) -> Server:
+        average: Mean[Model] = Mean()
+        contrasts: list[float] = []
+        for _, update in fed.ask(self.train, fed.sample(self.cohort), model=server.model):
+            average.add(update.model, update.weight)
+            contrasts += [] if update.contrast is None else [update.contrast]
+            del update  # or it would live on while the next one is made
+        if contrasts:  # at ln 2 the two similarities are equal, and nothing is told apart
+            fed.note(contrast_from_ln2=sum(contrasts) / len(contrasts) - math.log(2))
+        return Server(average.value)
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Contrasted:
+        net, prev = client.load(model), client.state.get("prev")
+        if prev is None:
+            fit = client.fit(net, self.local, client.data)
+        else:
+            given = {"glob": model.params, "prev": prev, "mu": self.mu, "T": self.T}
+            fit = client.fit(net, self.local, client.data, loss=contrastive, given=given)
+        y = client.unload(net)
+        client.state["prev"] = y.params
+        return Contrasted(y, self.weight(client), fit.loss, fit.noted)

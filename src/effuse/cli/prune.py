@@ -1,0 +1,65 @@
+"""`effuse prune`: a trained model made smaller, and what that costs it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+from rich.table import Table
+
+from effuse.cli import app
+from effuse.cli.options import Device, Json, Quiet, RunPath, Settings
+from effuse.cli.progress import amount, console
+from effuse.core.errors import RecipeError, nearest
+from effuse.engines.prune import prune_run
+from effuse.pruning.prune import Criterion
+
+
+@app.command()
+def prune(
+    run: RunPath,
+    ratio: Annotated[float, typer.Option(help="The share of channels to remove, from 0 to less than 1.")] = 0.2,
+    criterion: Annotated[str, typer.Option(help="norm: those of the smallest norm; random: any.")] = "norm",
+    out: Annotated[Path | None, typer.Option(help="A new run folder; by default RUN-pruned-RATIO.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Instead of the recipe's, such as '[fid(n=1000), kid(n=1000)]'.")
+    ] = None,
+    set: Settings = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random criterion.")] = 0,
+    ema: Annotated[bool, typer.Option("--ema", help="Prune the moving average of the weights.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Remove channels from a run's model, without training it again: parameters, arithmetic, size and quality, before and after."""
+    if not 0 <= ratio < 1:
+        raise RecipeError(f"--ratio {ratio}: expected a share from 0 to less than 1, such as 0.2")
+    if criterion not in get_args(Criterion):
+        raise RecipeError(f"--criterion {criterion}: there is none; {nearest(criterion, get_args(Criterion))}")
+    where = out or run.with_name(f"{run.resolve().name}-pruned-{ratio:g}")
+    settings = [*([f"evaluate.metrics={metrics}"] if metrics else []), *(set or [])]
+    report = prune_run(
+        run, ratio, where, criterion=cast(Criterion, criterion), settings=settings, seed=seed, ema=ema, device=device
+    )
+    if as_json:
+        print(json.dumps(report))
+    elif not quiet:
+        show(report)
+
+
+def show(report: dict[str, Any]) -> None:
+    """Both models side by side."""
+    before, after = report["before"], report["after"]
+    table = Table(title=f"{report['run']}, {report['ratio']:.0%} of its channels removed", title_justify="left")
+    for column in ("", "before", "after", "less"):
+        table.add_column(column, justify="left" if not column else "right")
+    words = {"parameters": "parameters", "macs": "multiply-adds an image", "layer_macs": "the same, layer by layer"}
+    for key, name in words.items():
+        table.add_row(name, f"{before[key]:,}", f"{after[key]:,}", f"{1 - after[key] / before[key]:.1%}")
+    table.add_row("size", amount(before["bytes"]), amount(after["bytes"]), f"{1 - after['bytes'] / before['bytes']:.1%}")
+    for name, m in before["metrics"].items():
+        table.add_row(name, f"{m['value']:.4g}", f"{after['metrics'][name]['value']:.4g}", "")
+    console().print(table)
+    console().print(
+        f"the smaller model is in {report['out']}/model; effuse.load opens it, plain diffusers does not", soft_wrap=True
+    )

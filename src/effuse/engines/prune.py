@@ -1,0 +1,68 @@
+"""A finished run's model made smaller: what it was and what it is then, in a run folder of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effuse.core.errors import RunError
+from effuse.core.machine import Eager
+from effuse.core.model import Model
+from effuse.core.rng import Stream
+from effuse.core.spec import with_values
+from effuse.core.workbench import Workbench
+from effuse.engines.device import pick_device
+from effuse.engines.driver import weights_digest
+from effuse.engines.evaluation import Evaluator
+from effuse.engines.files import cache_folder
+from effuse.engines.folder import RunFolder
+from effuse.engines.refusals import refuse_evaluation, refuse_model
+from effuse.engines.save import load, save_model
+from effuse.metrics.cost import layer_macs, macs
+from effuse.pruning.prune import Criterion, prune
+
+PRUNED = "pruned after training; `effuse.load` opens model/, plain diffusers does not"
+
+
+def prune_run(
+    run: Path, ratio: float, out: Path, *, criterion: Criterion = "norm", settings: list[str], seed: int = 0, ema: bool = False,
+    device: str = "auto",
+) -> dict[str, Any]:  # fmt: skip
+    """Prune a run's model into a new folder; parameters, arithmetic, size and metrics before and after."""
+    opened = load(run, ema=ema, device=pick_device(device).type)
+    recipe = opened.recipe.changed(settings)
+    if recipe.algorithm.personal:
+        raise RunError(f"{run}: {recipe.algorithm.name} has a model for each client and none to prune for all")
+    folder = RunFolder(out)
+    folder.require_new()
+    train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
+    refuse_model(recipe, train)
+    refuse_evaluation(recipe, train, test)
+    less = prune(opened.model, ratio, criterion, Stream((seed, "prune")))
+    torch.set_num_threads(recipe.threads)
+    evaluator = Evaluator(recipe, train, test, Workbench(Eager(opened.device, recipe.task), recipe.rounds), cache_folder())
+    with folder.locked():
+        folder.create(
+            with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type, None,
+            {"train": train.digest, "test": test.digest},
+        )  # fmt: skip
+        save_model(less, recipe, out / "model")
+        before = _report(opened.model, evaluator, run / ("model-ema" if ema else "model"), out / "samples" / "before.png")
+        after = _report(less, evaluator, out / "model", out / "samples" / "after.png")
+        report = {"run": str(run), "out": str(out), "ratio": ratio, "criterion": criterion, "before": before, "after": after}
+        folder.write_json("prune.json", report)
+        result = RunFolder(run).read_result()
+        changed = {"weights_sha256": weights_digest(less, []), "metrics": after["metrics"], "parameters": less.params.numel}
+        folder.write_json("result.json", result | changed | {"pruned": PRUNED})
+    return report
+
+
+def _report(model: Model, evaluator: Evaluator, saved: Path, picture: Path) -> dict[str, Any]:
+    size = sum(f.stat().st_size for f in saved.rglob("*.safetensors"))
+    return {
+        "parameters": model.params.numel,
+        "macs": macs(model.arch),
+        "layer_macs": layer_macs(model.arch),
+        "bytes": size,
+        "metrics": evaluator.look(model.to(evaluator.bench.machine.device), picture),
+    }

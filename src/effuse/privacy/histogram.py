@@ -1,0 +1,91 @@
+"""How a site tells how many images of each class it holds: exactly, or with noise that is drawn and charged once."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, PositiveFloat
+
+from effuse.core.rng import Stream
+from effuse.core.spec import Spec, spec
+
+
+@spec
+class Disclosure(Spec, ABC):
+    """A way of telling counts; one image more or less changes one count by one."""
+
+    @property
+    @abstractmethod
+    def charge(self) -> tuple[float, float] | None:
+        """The epsilon and delta that one telling costs a site's budget; None where there is no such guarantee."""
+
+    @abstractmethod
+    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        """What is added to the counts."""
+
+    def told(self, counts: list[int], stream: Stream) -> list[float]:
+        """The counts as they are told; what is below nought is cut off, which costs nothing."""
+        noisy = np.asarray(counts, np.float64) + self.noise(len(counts), stream.numpy())
+        return np.maximum(noisy, 0.0).astype(np.float32).astype(np.float64).tolist()  # as they arrive
+
+
+@spec
+class Exact(Disclosure):
+    """The counts as they are."""
+
+    @property
+    def charge(self) -> None:
+        return None
+
+    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        return np.zeros(classes)
+
+
+@spec
+class Laplace(Disclosure):
+    """Dwork et al., 2006: noise of scale 1/epsilon on every count."""
+
+    epsilon: PositiveFloat
+
+    @property
+    def charge(self) -> tuple[float, float]:
+        return self.epsilon, 0.0
+
+    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.laplace(0.0, 1.0 / self.epsilon, classes)
+
+
+@spec
+class Gaussian(Disclosure):
+    """Balle and Wang, 2018, the analytic Gaussian mechanism: the least noise that gives epsilon and delta."""
+
+    epsilon: PositiveFloat
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    @property
+    def charge(self) -> tuple[float, float]:
+        return self.epsilon, self.delta
+
+    @property
+    def sigma(self) -> float:
+        """The smallest standard deviation whose delta, at this epsilon, is small enough; found by halving."""
+        low, high = 0.0, 1.0
+        while gaussian_delta(self.epsilon, high) > self.delta:
+            low, high = high, 2 * high
+        while high - low > 1e-12 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if gaussian_delta(self.epsilon, middle) > self.delta else (low, middle)
+        return high
+
+    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.normal(0.0, self.sigma, classes)
+
+
+def gaussian_delta(epsilon: float, sigma: float) -> float:
+    """The delta of noise sigma on a value that changes by one (Balle and Wang, Eq. 6)."""
+    return _normal(0.5 / sigma - epsilon * sigma) - math.exp(epsilon) * _normal(-0.5 / sigma - epsilon * sigma)
+
+
+def _normal(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))

@@ -1,0 +1,122 @@
+"""Which channels of which layers go together: Torch-Pruning's dependency graph of a network, as plain numbers."""
+
+import dataclasses
+import functools
+import math
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.errors import ModelError
+from effuse.core.model import Arch
+from effuse.models.cut import CONVOLUTIONS, depthwise, width_of
+
+IN, OUT = "in", "out"
+TRACING = threading.Lock()  # clients may work side by side, and the tracer was not made for that
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Some channels of one layer, on its way in or out, and the channels of the group that they belong to."""
+
+    layer: str
+    side: str
+    at: Tensor  # places in the layer
+    channel: Tensor  # the group's channel at each of these places
+
+    def axes(self, layer: nn.Module) -> dict[str, int]:
+        """The layer's parameters that have these channels, and along which axis."""
+        if isinstance(layer, nn.Embedding):
+            return {f"{self.layer}.weight": 1}
+        turned = isinstance(layer, nn.ConvTranspose2d)  # its weight is stored the other way round
+        axis = 0 if self.side == OUT else 1
+        found = {f"{self.layer}.weight": 1 - axis if turned else axis}
+        if self.side == OUT and getattr(layer, "bias", None) is not None:
+            found[f"{self.layer}.bias"] = 0
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Channels that can only be removed together, throughout the network."""
+
+    name: str  # of its first layer
+    channels: int
+    blocks: int  # equal stretches of channels, which must stay equal: a GroupNorm's groups, attention's heads
+    slots: tuple[Slot, ...]
+
+    @property
+    def layers(self) -> list[str]:
+        return sorted({slot.layer for slot in self.slots})
+
+    def keeps(self, ratio: float) -> int:
+        """How many channels of each block stay: rounded so as to remove more, but never the last one."""
+        # eight times 0.7 is 5.6, and so five; the epsilon is for floats such as 10 * (1 - 0.9), which is below 1
+        return max(1, math.floor(self.channels // self.blocks * (1 - ratio) + 1e-9))
+
+
+@functools.lru_cache(maxsize=8)
+def groups_of(arch: Arch) -> tuple[Group, ...]:
+    """Every group of a network, found on shapes without numbers."""
+    import torch_pruning
+
+    with torch.device("meta"):
+        net = arch.build().eval()
+    with TRACING:
+        graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=example(arch))
+    names = {module: name for name, module in net.named_modules()}
+    found: list[Group] = []
+    seen: set[str] = set()
+    # convolutions first: where a layer of twice the width scales and shifts them, they are what is counted in
+    for kind in (CONVOLUTIONS, nn.Linear):
+        for module, name in names.items():
+            if not isinstance(module, kind) or name in seen or depthwise(module) or _fixed(arch, name):
+                continue
+            slots = _slots(graph, module, names)
+            seen |= {s.layer for s in slots if s.side == OUT}
+            if not any(s.side == OUT and _fixed(arch, s.layer) for s in slots):
+                found.append(_group(net, name, slots))
+    return tuple(found)
+
+
+def _slots(graph: Any, root: nn.Module, names: dict[nn.Module, str]) -> list[Slot]:
+    pruner = graph.get_pruner_of_module(root)
+    members = graph.get_pruning_group(root, pruner.prune_out_channels, list(range(width_of(root).out)))  # type: ignore[union-attr]
+    slots = []
+    for member in members:
+        layer = member.dep.target.module
+        if layer in names and width_of(layer) is not None:
+            side = OUT if graph.is_out_channel_pruning_fn(member.dep.handler) else IN
+            order = torch.tensor(member.idxs).argsort(stable=True)
+            slots.append(Slot(names[layer], side, torch.tensor(member.idxs)[order], torch.tensor(member.root_idxs)[order]))
+    # the graph's own order may differ from one process to the next, and float sums with it
+    return sorted(slots, key=lambda s: (s.layer, s.side, s.at[0].item()))
+
+
+def _group(net: nn.Module, name: str, slots: list[Slot]) -> Group:
+    channels = width_of(net.get_submodule(name)).out  # type: ignore[union-attr]
+    blocks = 1
+    for slot in slots:
+        layer = net.get_submodule(slot.layer)
+        if isinstance(layer, nn.GroupNorm):
+            blocks = math.lcm(blocks, layer.num_groups)
+        parent = net.get_submodule(slot.layer.rpartition(".")[0])
+        if slot.side == OUT and slot.layer.rpartition(".")[2] in ("to_q", "to_k", "to_v"):  # of diffusers' attention
+            blocks = math.lcm(blocks, parent.heads)
+    if channels % blocks:
+        raise ModelError(f"'{name}' has {channels} channels, which {blocks} equal blocks cannot share; it cannot be pruned")
+    return Group(name, channels, blocks, tuple(slots))
+
+
+def _fixed(arch: Arch, name: str) -> bool:
+    return any(name == end or name.endswith("." + end) for end in arch.uncut)
+
+
+def example(arch: Arch) -> tuple[Tensor | None, ...]:
+    """One image, a time step and perhaps a label, without numbers."""
+    side, channels, _ = arch.shape
+    with torch.device("meta"):
+        x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
+    return (x, one, one if arch.conditional else None) if arch.parts else (x,)

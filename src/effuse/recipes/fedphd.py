@@ -1,0 +1,289 @@
+"""FedPhD: Long et al., 2025, "Federated Pruning with Hierarchical Learning of Diffusion Models": Tables I, III, IV and V."""
+
+import dataclasses
+from typing import Literal
+
+from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.feddiffuse import UDec, USplit
+from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.moon import Moon
+from effuse.algorithms.scaffold import Scaffold
+from effuse.core.algorithm import Algorithm
+from effuse.core.recipe import Evaluate, Recipe
+from effuse.core.solvers import Adam
+from effuse.core.table import Cell, Scale, Table
+from effuse.data.folders import CelebA
+from effuse.data.npz import CIFAR10
+from effuse.data.partition import Classes
+from effuse.data.sources import Digits
+from effuse.data.transforms import Crop, Resize
+from effuse.diffusion.objective import Denoise
+from effuse.diffusion.samplers import Ddim, DpmSolver
+from effuse.metrics.fidelity import FID
+from effuse.models.unet import CifarUnet, DigitsUnet
+
+Data = Literal["cifar10", "celeba"]
+FEW = 0.2  # of the clients, in every round
+
+
+def fedphd(data: Data = "cifar10") -> Recipe:
+    """FedPhD: 20 clients of two classes, two edges, pruned by norm after 20 sparse rounds; one local epoch a round."""
+    # there Eq. 25 needs b: an edge's share of a cycle is ten clients of 8,139 images
+    algorithm = FedPhD(local=_adam(data, 1), cohort=FEW, R_s=20, b=0.0 if data == "cifar10" else 60_000.0)
+    return _recipe(algorithm, data, 10_000 if data == "cifar10" else 5_000)
+
+
+def fedavg(data: Data = "cifar10") -> Recipe:
+    """FedAvg on FedPhD's data, five local epochs a round."""
+    return _baseline(FedAvg(local=_adam(data), cohort=FEW), data)
+
+
+def fedavg1(data: Data = "cifar10") -> Recipe:
+    """FedAvg with one local epoch and five times the rounds, as FedPhD trains."""
+    return _recipe(FedAvg(local=_adam(data, 1), cohort=FEW), data, 10_000 if data == "cifar10" else 5_000)
+
+
+def fedprox(data: Data = "cifar10") -> Recipe:
+    """FedProx with the paper's mu of 1."""
+    return _baseline(FedProx(local=_adam(data), cohort=FEW, mu=1.0), data)
+
+
+def moon(data: Data = "cifar10") -> Recipe:
+    """MOON on pooled bottleneck features; the paper chose mu from 0.01 to 10."""
+    return _baseline(Moon(local=_adam(data), cohort=FEW, mu=1.0), data)
+
+
+def scaffold(data: Data = "cifar10") -> Recipe:
+    """SCAFFOLD under Adam, whose control variates are mean gradients; option="II" is the rule for plain SGD all the same."""
+    return _baseline(Scaffold(local=_adam(data), cohort=FEW), data)
+
+
+def usplit(data: Data = "cifar10") -> Recipe:
+    """FedDiffuse's USPLIT; the paper does not say which of its modes it ran."""
+    return _baseline(USplit(local=_adam(data), cohort=FEW), data)
+
+
+def udec(data: Data = "cifar10") -> Recipe:
+    """FedDiffuse's UDEC, whose clients own their models: the pooled FID is the one to compare."""
+    return _baseline(UDec(local=_adam(data), cohort=FEW), data)
+
+
+def centralised(data: Data = "cifar10") -> Recipe:
+    """All data in one place, 500,000 steps, with a moving average of the weights."""
+    size, batch = (50_000, 128) if data == "cifar10" else (162_770, 64)
+    local = dataclasses.replace(_adam(data, 1), ema=0.9999, state="kept")
+    return _recipe(Centralised(local=local), data, round(500_000 * batch / size))
+
+
+def demo() -> Recipe:
+    """Ten sites with two digits each, two edges that fail once each, the network pruned halfway; a minute on two cores."""
+    local = Adam(lr=2e-3, batch=64, epochs=2, clip=1.0)
+    return Recipe(
+        data=Digits(),
+        clients=10,
+        partition=Classes(per_client=2),
+        model=DigitsUnet(),
+        task=Denoise(drop=0.1),
+        algorithm=FedPhD(local=local, cohort=4, a=1_500.0, ratio=0.25, R_s=10, outages=((3, 1), (10, 0))),
+        rounds=20,
+        sampler=DpmSolver(steps=20, guidance=1.0),
+    )
+
+
+def _adam(data: Data, epochs: int = 5) -> Adam:
+    return Adam(lr=2e-4, batch=128, epochs=epochs) if data == "cifar10" else Adam(lr=2e-5, batch=64, epochs=epochs)
+
+
+def _baseline(algorithm: Algorithm, data: Data) -> Recipe:
+    return _recipe(algorithm, data, 2_000 if data == "cifar10" else 1_000)
+
+
+def _recipe(algorithm: Algorithm, data: Data, rounds: int) -> Recipe:
+    celeba = CelebA(classes_from=("Male", "Young"), transforms=(Crop(side=178), Resize(side=64)))
+    return Recipe(
+        data=CIFAR10() if data == "cifar10" else celeba,
+        clients=20,
+        partition=Classes(per_client=2 if data == "cifar10" else 1),
+        model=CifarUnet(),
+        task=Denoise(),
+        algorithm=algorithm,
+        rounds=rounds,
+        evaluate=Evaluate(metrics=(FID(n=30_000, split="train"),)),
+        sampler=Ddim(steps=100, batch=256),
+    )
+
+
+SCALED = Scale(
+    # half the width, a quarter of the arithmetic; eight groups, so that a tenth of the channels can go
+    settings=(
+        "model=cifar_unet(widths=[64, 128, 128, 128], groups=8, dropout=0.0)",
+        "evaluate.metrics=[fid(n=10000, split='train'), kid(n=10000, split='train')]",
+        "sampler.batch=1000",
+        "speed=graph",
+    ),
+    factors={"rounds": 0.01},
+    metrics={"fid_ema": "fid"},  # too few steps for an average over ten thousand
+    comparable=False,
+)
+SMOKE = Scale(
+    settings=(
+        "data=digits()",
+        "model=unet(widths=[16, 32], layers=1, attention=[4], groups=4)",
+        "algorithm.local.batch=64",
+        "algorithm.local.lr=2e-3",
+        "sampler=ddim(steps=5)",
+        "evaluate.grid=20",
+        "evaluate.metrics=[fid(n=100, encoder=classifier())]",
+    ),
+    factors={"rounds": 0.001, "algorithm.R_s": 0.25},
+    metrics={"fid": "fid_classifier", "fid_pooled": "fid_classifier_pooled", "fid_ema": "fid_classifier"},
+    comparable=False,
+)
+SCALES = {"paper": Scale(), "scaled": SCALED, "smoke": SMOKE}
+ALSO = ("kid", "parameters_m", "paper_cost", "symmetric_cost")
+
+# how a method is run: its recipe, settings, and the number that counts
+METHODS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "centralised": ("centralised", (), "fid_ema"),
+    "fedavg-iid": ("fedavg", ("partition=iid()",), "fid"),
+    "fedavg": ("fedavg", (), "fid"),
+    "fedprox": ("fedprox", (), "fid"),
+    "feddiffuse-usplit": ("usplit", (), "fid"),
+    "feddiffuse-udec": ("udec", (), "fid_pooled"),
+    "moon": ("moon", (), "fid"),
+    "scaffold": ("scaffold", (), "fid"),
+    "scaffold-ii": ("scaffold", ("algorithm.option=II",), "fid"),
+    "fedavg-e1": ("fedavg1", (), "fid"),
+    "fedphd": ("fedphd", (), "fid"),
+    "fedphd-os": ("fedphd", ("algorithm.variant=os",), "fid"),
+}
+# (FID, its spread, IS) on CIFAR-10 and on CelebA; the paper does not say which FedDiffuse, and prints one SCAFFOLD
+EQUAL_COMPUTATION = {
+    "fedphd": ((16.74, 0.26, 4.24), (8.32, 0.44, 2.76)),
+    "fedavg-e1": ((17.21, 0.28, 4.68), (9.55, 0.32, 2.78)),
+    "fedavg": ((24.50, 0.38, 3.88), (14.89, 0.64, 2.47)),
+    "fedphd-os": ((17.03, 0.22, 4.14), (7.48, 0.28, 2.88)),
+    "moon": ((22.13, 0.66, 4.11), (12.56, 0.31, 2.44)),
+    "fedprox": ((26.53, 0.82, 3.71), (16.33, 0.34, 2.45)),
+    "scaffold": ((43.87, 2.76, 3.12), (32.32, 1.22, 2.12)),
+    "scaffold-ii": ((43.87, 2.76, 3.12), (32.32, 1.22, 2.12)),
+    "feddiffuse-usplit": ((29.38, 0.52, 3.56), (17.42, 0.58, 2.32)),
+    "feddiffuse-udec": ((29.38, 0.52, 3.56), (17.42, 0.58, 2.32)),
+    "fedavg-iid": ((11.98, 0.38, 5.18), (6.42, 0.34, 2.92)),
+    "centralised": ((8.73, 0.30, 7.22), (5.86, 0.36, 3.22)),
+}
+EQUAL_ROUNDS = {
+    "fedavg": ((21.63, None, 4.16), (11.29, None, 2.81)),
+    "fedprox": ((22.42, None, 4.01), (13.39, None, 2.55)),
+    "feddiffuse-usplit": ((25.38, None, 3.66), (15.42, None, 2.34)),
+    "feddiffuse-udec": ((25.38, None, 3.66), (15.42, None, 2.34)),
+    "moon": ((20.43, None, 4.17), (10.88, None, 2.78)),
+    "scaffold": ((29.54, None, 3.54), (21.44, None, 2.38)),
+    "scaffold-ii": ((29.54, None, 3.54), (21.44, None, 2.38)),
+}
+# channel ratio: (parameters in millions, GMAC, FID, IS) on CIFAR-10, (GMAC, FID, IS) on CelebA
+TABLE_3 = {
+    0.0: ((35.7, 6.1, 16.56, 4.42), (24.3, 7.31, 2.92)),
+    0.1: ((26.9, 4.2, 16.78, 4.18), (16.8, 7.42, 2.84)),
+    0.2: ((20.3, 3.4, 16.74, 4.24), (13.6, 7.48, 2.88)),
+    0.3: ((13.9, 2.1, 19.36, 3.83), (8.3, 9.59, 2.73)),
+    0.4: ((9.3, 1.5, 22.34, 3.78), (5.9, 13.44, 2.44)),
+}
+REDUCTIONS = {0.0: 0, 0.1: 25, 0.2: 44, 0.3: 61, 0.4: 74}  # of parameters, as the paper labels them
+# parameters in millions, GMAC, cost of one aggregation in the cloud, and the rounds in which five local epochs pass
+TABLE_4 = {
+    "fedavg": (35.7, 6.06, 109.22, 1),
+    "fedavg-e1": (35.7, 6.06, 546.10, 5),
+    "fedprox": (35.7, 6.13, 109.22, 1),
+    "feddiffuse-usplit": (35.7, 6.06, 72.82, 1),
+    "feddiffuse-udec": (35.7, 6.06, 72.82, 1),
+    "moon": (35.7, 6.26, 109.22, 1),
+    "scaffold": (35.7, 6.13, 218.44, 1),
+    "fedphd-os": (20.3, 3.42, 65.46, 5),
+}
+# (FID, IS) with 50 and with 100 clients
+TABLE_5 = {
+    "fedavg": ((25.48, 4.01), (23.11, 4.08)),
+    "fedprox": ((26.22, 3.98), (22.88, 4.04)),
+    "feddiffuse-usplit": ((28.84, 3.88), (25.22, 4.01)),
+    "scaffold": ((49.23, 3.09), (45.44, 3.11)),
+    "moon": ((22.67, 4.04), (23.24, 4.08)),
+    "fedphd": ((17.14, 4.36), (17.77, 4.11)),
+    "fedphd-os": ((17.62, 4.18), (18.03, 4.09)),
+}
+
+
+def table1(data: Data = "cifar10", seed: int = 0) -> Table:
+    """Table I: FID of FedPhD and seven others, by equal computation and by equal rounds; the most telling cells first."""
+    column = 0 if data == "cifar10" else 1
+    cells = []
+    for budget, rows in (("computation", EQUAL_COMPUTATION), ("rounds", EQUAL_ROUNDS)):
+        for method, row in rows.items():
+            fid, spread, score = row[column]
+            more = () if budget == "computation" else (f"rounds={10_000 if data == 'cifar10' else 5_000}",)
+            cells.append(_cell(method, {"method": method, "equal": budget}, data, seed, more, fid, spread, {"IS": score}))
+    return Table(title=f"FedPhD, Table I: FID on {data}, seed {seed}", cells=tuple(cells), also=ALSO, scales=SCALES)
+
+
+def table3(data: Data = "cifar10", seed: int = 0) -> Table:
+    """Table III: FID of FedPhD by how much of the network is pruned."""
+    cells = []
+    for ratio, (cifar, celeba) in TABLE_3.items():
+        gmac, fid, score = cifar[1:] if data == "cifar10" else celeba
+        beside = {"IS": score, "parameters_m": cifar[0], "GMAC": gmac}
+        pruned = (f"algorithm.ratio={ratio}",) if ratio else ("algorithm.variant=none",)
+        cells.append(_cell("fedphd", {"pruned": f"{REDUCTIONS[ratio]}"}, data, seed, pruned, fid, None, beside))
+    return Table(
+        title=f"FedPhD, Table III: FID on {data} by pruning, seed {seed}", cells=tuple(cells), also=ALSO, scales=SCALES
+    )
+
+
+def table4() -> Table:
+    """Table IV: parameters, GMAC and the cost of traffic for one aggregation in the cloud; rehearsed, for they need no training."""
+    cells = []
+    for method, (millions, gmac, cost, rounds) in TABLE_4.items():
+        # CIFAR-10's labels need no file
+        settings = (f"rounds={rounds}", "data=labels(sizes=[5000]*10, side=32, channels=3)", "evaluate.metrics=[]")
+        beside = {"parameters_m": millions, "gmacs": gmac}
+        cell = _cell(method, {"method": method}, "cifar10", 0, settings, cost, None, beside)
+        cells.append(dataclasses.replace(cell, metric="paper_cost"))
+    title = "FedPhD, Table IV: what a network is and what its traffic costs"
+    return Table(title=title, cells=tuple(cells), also=("symmetric_cost", "parameters_m", "gmacs"), rehearsed=True)
+
+
+def table5(seed: int = 0) -> Table:
+    """Table V: FID on CIFAR-10 with 50 and with 100 clients."""
+    cells = [
+        _cell(method, {"method": method, "clients": n}, "cifar10", seed, (f"clients={n}",), fid, None, {"IS": score})
+        for method, row in TABLE_5.items()
+        for n, (fid, score) in zip((50, 100), row)
+    ]
+    return Table(title=f"FedPhD, Table V: FID with more clients, seed {seed}", cells=tuple(cells), also=ALSO, scales=SCALES)
+
+
+def ablation(seed: int = 0) -> Table:
+    """What each part gives: FedPhD whole, with random edges, weighed by size, unpruned, and FedAvg with one local epoch."""
+    parts = {
+        "whole": ("fedphd", ()),
+        "random-edges": ("fedphd", ("algorithm.selection=random",)),
+        "weights-by-size": ("fedphd", ("algorithm.weights=size",)),
+        "unpruned": ("fedphd", ("algorithm.variant=none",)),
+        "neither": ("fedphd", ("algorithm.variant=none", "algorithm.selection=random", "algorithm.weights=size")),
+        "fedavg-e1": ("fedavg-e1", ()),
+    }
+    cells = [_cell(method, {"part": name}, "cifar10", seed, more, None, None, {}) for name, (method, more) in parts.items()]
+    return Table(title=f"FedPhD, part by part, seed {seed}", cells=tuple(cells), also=ALSO, scales=SCALES)
+
+
+def _cell(
+    method: str, labels: dict[str, str | int], data: Data, seed: int, more: tuple[str, ...], printed: float | None,
+    spread: float | None, beside: dict[str, float],
+) -> Cell:  # fmt: skip
+    recipe, settings, metric = METHODS[method]
+    name = f'fedphd.{recipe}(data="{data}")' if recipe != "fedphd" else f'fedphd(data="{data}")'
+    return Cell(
+        labels=labels, recipe=name, settings=(*settings, *more, f"seed={seed}"), metric=metric, printed=printed, spread=spread,
+        beside=beside,
+    )  # fmt: skip

@@ -1,0 +1,317 @@
+"""FedPhD by hand: scores, choices, both weightings, Eq. 19, the cycle, failing edges, noise, and what passes on which link."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hand import one_weight_recipe, trained
+from toy import ADAM, toy_recipe
+
+from effuse.algorithms.fedphd import Choice, Edge, FedPhD, chances, homogeneity, sparsifying
+from effuse.core.algorithm import on_client
+from effuse.core.errors import RecipeError
+from effuse.core.recipe import Evaluate
+from effuse.core.rng import Stream
+from effuse.core.solvers import SGD
+from effuse.core.spec import Spec, build, parse, spec
+from effuse.core.workbench import Client
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines.check import check
+from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
+from effuse.engines.save import load
+from effuse.engines.state import Snapshots
+from effuse.privacy.histogram import Gaussian, Laplace
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from edge_balance import room, simulated
+
+UNIFORM = np.full(10, 0.1)
+STEP = SGD(lr=0.5, batch=4, steps=1)  # from w to x
+HALF_STEP = SGD(lr=0.25, batch=4, steps=1)  # half of the way to x
+
+
+def images(*classes: int, n: int = 2500) -> np.ndarray:
+    """A histogram of n images, evenly over some of ten classes."""
+    counts = np.zeros(10)
+    counts[list(classes)] = n / len(classes)
+    return counts
+
+
+def test_homogeneity():
+    """mu = 2 - sqrt(1/k - 1/n) for k equally filled classes out of n: 1.367544 for 2 of 10, 2 for all, sqrt(0.9) below 2 for one."""
+    assert homogeneity(images(0, 1), UNIFORM) == pytest.approx(1.367544, abs=1e-6)
+    assert homogeneity(images(*range(10)), UNIFORM) == pytest.approx(2.0)
+    assert homogeneity(images(3), UNIFORM) == pytest.approx(2 - 0.9**0.5)
+    assert homogeneity(np.zeros(10), UNIFORM) == 2.0, "nothing is known"
+    assert homogeneity(images(0, 1), images(0, 1) / 2500) == 2.0, "a known target takes the place of the uniform one"
+
+
+def test_choices_of_an_edge():
+    """a=15000, b=0, clients of 2500 images in two classes. Edge 0 holds the same classes, edge 1 two others: 15000 * 1.367544 - 5000 =
+    15513.167 against 15000 * 1.612702 - 5000 = 19190.525. Edge 1 empty: 15000 * 1.367544 - 2500 = 18013.167. Both empty: alike.
+    """
+    own = images(0, 1)
+    same, other, empty = images(0, 1), images(2, 3), np.zeros(10)
+    P = chances(own, np.array([same, other]), 15_000, 0, UNIFORM)
+    assert P == pytest.approx([0.447018, 0.552982], abs=1e-6)
+    assert P[0] / P[1] == pytest.approx(15513.167 / 19190.525, rel=1e-6)
+    assert chances(own, np.array([other, empty]), 15_000, 0, UNIFORM) == pytest.approx([0.515823, 0.484177], abs=1e-6)
+    assert chances(own, np.array([empty, empty]), 15_000, 0, UNIFORM).tolist() == [0.5, 0.5]
+    full = np.array([images(0, 1, n=90_000), images(2, 3, n=90_000)])
+    assert chances(own, full, 15_000, 0, UNIFORM).tolist() == [0.5, 0.5], "ReLU leaves neither: alike"
+    several = chances(np.array([own, images(2, 3)]), np.array([same, other]), 15_000, 0, UNIFORM)
+    assert several[0] == pytest.approx(P) and several[1] == pytest.approx(P[::-1])
+
+
+def test_equation_19_adds_images_to_images():
+    """Two clients of 2500 images in two classes each. As printed, a frequency vector is added to counts: (1 + 2500) / 5000 = 0.5002
+    instead of 1. On counts: four classes of 1250 out of 5000, mu = 2 - sqrt(1/4 - 1/10) = 1.612702.
+    """
+    first, second = images(0, 1), images(2, 3)
+    literal = (first / 2500 + second) / (2500 + 2500)
+    assert literal.sum() == pytest.approx(0.5002)
+    edge = Edge(tuple(first), waiting="theta", weight=1.0, waiting_counts=tuple(second))
+    after = FedPhD(local=STEP)._aggregated(edge)
+    assert sum(after.counts) == 5000 and (after.theta, after.waiting, after.waiting_counts) == ("theta", None, ())
+    assert homogeneity(np.array(after.counts), UNIFORM) == pytest.approx(1.612702, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "variance"),
+    [
+        ({}, (0.70, 0.83)),  # the published 0.72
+        ({"a": 20_000.0}, (1.7, 2.3)),
+        ({"a": 50_000.0}, (3.9, 5.0)),
+        ({"snapshot": False}, (0.05, 0.25)),
+        ({"selection": "random"}, (4.5, 5.5)),
+    ],
+)
+def test_the_balance_of_load(options, variance):
+    """20 clients of two classes, 4 a round, 2 edges, 5 rounds a cycle, 2,000 cycles: clients that come to edge 0."""
+    found = simulated(2000, **options)
+    assert found.assigned[:, 0].mean() == pytest.approx(10, abs=0.15)
+    assert variance[0] < found.variance < variance[1]
+    assert found.scores.mean() == pytest.approx(1.815, abs=0.015), "the policy balances load; it hardly mixes classes better"
+
+
+@pytest.mark.parametrize("per_edge", [2, 4, 6, 8])
+@pytest.mark.parametrize("edges", [2, 3, 4])
+def test_the_balance_of_load_in_larger_trees(edges, per_edge):
+    """Fig. 6: C/N_e of 2 to 8 and more than two edges: by Eq. 25 clients spread with under half of random choice's variance."""
+    shape = {"clients": 5 * per_edge * edges, "cohort": per_edge * edges, "edges": edges, "b": room(per_edge)}
+    policy, random = (simulated(400, selection=s, **shape) for s in ("homogeneity", "random"))
+    assert policy.assigned.mean(0) == pytest.approx([5 * per_edge] * edges, rel=0.05)
+    assert policy.variance < 0.5 * random.variance
+    assert random.variance == pytest.approx(5 * per_edge * edges * (1 / edges) * (1 - 1 / edges), rel=0.25), "binomial"
+
+
+def by_hand(**options) -> FedPhD:
+    values = {"local": STEP, "cohort": None, "edges": 1, "r_g": 1, "variant": "none", "a": 10.0}
+    return FedPhD(**(values | options))
+
+
+MU = 2 - 0.5**0.5  # of one class out of two
+
+
+def test_the_weights_at_an_edge(tmp_path):
+    """Client 0 has three images of value 1, client 1 one of -1; a step ends there. Both have one class of two: mu = 1.292893, so that
+    with a=10 the weights are 3 + 12.93 and 1 + 12.93: (15.93 - 13.93) / 29.86 = 0.066984. With a=0: (3 - 1) / 4.
+    """
+    w = np.array([3 + 10 * MU, 1 + 10 * MU])
+    expected = (w[0] - w[1]) / w.sum()
+    assert expected == pytest.approx(0.066984, abs=1e-6)
+    assert trained(one_weight_recipe(by_hand()), tmp_path / "a") == pytest.approx(expected, rel=1e-6)
+    assert trained(one_weight_recipe(by_hand(weights="size")), tmp_path / "b") == 0.5
+    assert trained(one_weight_recipe(by_hand(b=-14.5)), tmp_path / "c") == 1.0, "1 + 12.93 - 14.5 < 0: ReLU drops client 1"
+    assert trained(one_weight_recipe(by_hand(b=-99.0)), tmp_path / "d") == 0.0, "ReLU leaves nobody: alike"
+    shares = np.array([3 / 4 + 10 * MU, 1 / 4 + 10 * MU])
+    found = trained(one_weight_recipe(by_hand(normalised=True)), tmp_path / "e")
+    assert found == pytest.approx((shares[0] - shares[1]) / shares.sum(), rel=1e-5)
+
+
+@spec
+class HandChosen(FedPhD):
+    """Client 0 goes to edge 0, client 1 to edge 1."""
+
+    @on_client
+    def choose(self, client: Client, q: torch.Tensor, scale: float) -> Choice:
+        return Choice((client.id, 1 - client.id))
+
+
+def chosen(**options) -> HandChosen:
+    return HandChosen(**({"local": STEP, "cohort": None, "edges": 2, "r_g": 1, "variant": "none", "a": 10.0} | options))
+
+
+def test_the_weights_in_the_cloud(tmp_path):
+    """One client an edge: each edge's model is its client's, 1 and -1, and the cloud weighs 3 + 12.93 against 1 + 12.93."""
+    w = np.array([3 + 10 * MU, 1 + 10 * MU])
+    assert trained(one_weight_recipe(chosen()), tmp_path / "a") == pytest.approx((w[0] - w[1]) / w.sum(), rel=1e-6)
+    assert trained(one_weight_recipe(chosen(weights="size")), tmp_path / "b") == 0.5
+
+
+def test_a_cycle_of_two_rounds(tmp_path):
+    """r_g=2, half steps: edge 0 goes 0, 0.5, 0.75, edge 1 0, -0.5, -0.75; by size (3 * 0.75 - 0.75) / 4 = 0.375. An edge counts its
+    client twice, so n_e = 6 and 2, and starts at nought in the next cycle.
+    """
+    recipe = one_weight_recipe(chosen(local=HALF_STEP, r_g=2, weights="size"), rounds=3)
+    assert trained(recipe, tmp_path / "run") == 0.375, "the third round has not come to the cloud"
+    lines = [json.loads(x) for x in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [x["phase"] for x in lines] == ["enrol", "federate", "federate", "federate"]
+    assert [x["noted"]["n_e"] for x in lines[1:]] == [[3, 1], [6, 2], [3, 1]]
+    assert lines[1]["noted"]["edges"] == {"0": 0, "1": 1} and lines[1]["noted"]["mu_e"] == pytest.approx([MU, MU])
+
+
+def test_edges_that_aggregate_every_second_round(tmp_path):
+    """One edge, half steps, by size. r_e=1: (3 * 0.5 - 0.5) / 4 = 0.25, then from there (3 * 0.625 - 0.375) / 4 = 0.375. r_e=2: both
+    rounds start from 0 and give 0.5 and -0.5; their mean is 0.25.
+    """
+    for r_e, expected in ((1, 0.375), (2, 0.25)):
+        recipe = one_weight_recipe(by_hand(local=HALF_STEP, r_e=r_e, r_g=2, weights="size"), rounds=2)
+        assert trained(recipe, tmp_path / str(r_e)) == expected
+
+
+def test_the_regulariser():
+    """lambda 0.1, theta 3: the gradient grows by 2 * 0.1 * 3; a thin weight stands for a whole kernel."""
+    given = {"lambda_g": {"w": torch.tensor([[0.1], [0.0]])}}
+    found = sparsifying({"w": torch.ones(2, 2)}, {"w": torch.full((2, 2), 3.0)}, given)
+    assert found["w"].flatten().tolist() == pytest.approx([1.6, 1.6, 1.0, 1.0])
+
+
+def test_sparse_training_shrinks_what_will_be_cut(tmp_path):
+    digests, norms = {}, {}
+    for lambda_0 in (0.0, 1.0):
+        algorithm = FedPhD(local=ADAM, cohort=None, r_g=1, R_s=9, lambda_0=lambda_0)
+        digests[lambda_0] = run(toy_recipe(algorithm=algorithm, rounds=3), tmp_path / str(lambda_0))["weights_sha256"]
+        norms[lambda_0] = load(tmp_path / str(lambda_0)).model.params["middle.weight"].norm().item()
+    assert norms[1.0] < 0.8 * norms[0.0]
+    never = FedPhD(local=ADAM, cohort=None, r_g=1, variant="none")
+    assert run(toy_recipe(algorithm=never, rounds=3), tmp_path / "n")["weights_sha256"] == digests[0.0]
+
+
+def test_the_cut_in_the_middle_of_a_run(tmp_path):
+    """Four channels to two: down 40 -> 20 parameters, middle 20 -> 6, up 37 -> 19. The cut model trains on, draws, and is saved."""
+    algorithm = FedPhD(local=ADAM, cohort=2, r_g=2, R_s=2, ratio=0.5)
+    recipe = toy_recipe(
+        algorithm=algorithm, rounds=4, evaluate=Evaluate(grid=2, every=1), sampler=Ancestral(batch=2), ema=0.5
+    )
+    result = run(recipe, tmp_path / "run")
+    lines = [json.loads(x) for x in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [x["noted"].get("pruned_to") for x in lines[1:]] == [None, 45, None, None]
+    sent = [x["traffic"]["links"]["client-edge"]["up"]["parameters"] for x in lines]
+    assert sent == [0, 2 * 97, 2 * 97, 2 * 45, 2 * 45] and result["parameters"] == 45
+    opened = load(tmp_path / "run")
+    assert opened.model.arch.cut == "down:1>2 middle:2>2 up:2>1" and len(opened.sample(3).pixels) == 3
+    assert (
+        "plain diffusers does not" in result["pruned"] and load(tmp_path / "run", ema=True).model.arch == opened.model.arch
+    )
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    came = [[n > 0 for n in lines[i]["noted"]["n_e"]] for i in (2, 4)]  # in each of two cycles, whom the cloud heard
+    assert ledger["training"]["edges"] == {
+        str(e): {"up": 4 * (97 * came[0][e] + 45 * came[1][e]), "down": 4 * (97 + 45)} for e in (0, 1)
+    }
+    assert ledger["costs"]["paper"] == pytest.approx(result["figures"]["paper_cost"]) and ledger["costs"]["paper"] > 0
+
+
+def test_when_it_is_pruned():
+    """At the first aggregation in the cloud from R_s on; what does not fit is told before a run."""
+
+    def warned(rounds, **options):
+        return FedPhD(local=STEP, **options).warnings(rounds)
+
+    assert warned(100, R_s=50) == [] == warned(10, variant="none", r_g=5)
+    assert "R_s=52 is not a multiple of r_g=5: the network is pruned in round 55" in warned(100, R_s=52)[0]
+    assert "nothing is pruned" in warned(50, R_s=52)[0]
+    assert "the last 2 of 52 rounds never reach the cloud" in warned(52, R_s=50)[0]
+    report = check(toy_recipe(algorithm=FedPhD(local=ADAM, r_g=2, R_s=3), rounds=3))
+    assert len(report["warnings"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("variant", "rounds", "left"), [("none", 2, 97), ("os", 1, 45), ("sparse", 1, 97), ("sparse", 2, 45)]
+)
+def test_the_check_tells_what_is_left(variant, rounds, left):
+    algorithm = FedPhD(local=ADAM, variant=variant, r_g=1, R_s=2, ratio=0.5)
+    assert check(toy_recipe(algorithm=algorithm, rounds=rounds))["after"]["parameters"] == left
+
+
+def test_a_silent_edge_is_replaced_by_the_next_best(tmp_path):
+    """Edge 1 is silent in round 2, which ends a cycle: client 1 goes to edge 0, edge 1's work of round 1 is lost, and it is sent the
+    new model when it is back. By size, full steps: edge 0 holds (3 * 1 - 1) / 4 = 0.5 and is alone in the cloud.
+    """
+    algorithm = chosen(r_g=2, weights="size", outages=((2, 1),))
+    assert trained(one_weight_recipe(algorithm, rounds=2), tmp_path / "two") == 0.5
+    run(one_weight_recipe(algorithm, rounds=3), tmp_path / "run")
+    lines = [json.loads(x) for x in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[1:]]
+    assert [x["noted"]["edges"] for x in lines] == [{"0": 0, "1": 1}, {"0": 0, "1": 0}, {"0": 0, "1": 1}]
+    assert lines[1]["noted"]["n_e"] == [3 + 4, 1]
+    assert [x["traffic"]["edges"] for x in lines] == [
+        {"0": {"up": 0, "down": 4}, "1": {"up": 0, "down": 4}},
+        {"0": {"up": 4, "down": 0}},
+        {"0": {"up": 0, "down": 4}, "1": {"up": 0, "down": 4}},
+    ]
+
+
+def test_the_next_best_is_the_next_likely():
+    """Three edges with 0, 2500 and 40,000 images of the client's classes: whichever is drawn first, the others come by chance."""
+
+    class Site:
+        state = {"told": type("Kept", (), {"counts": tuple(images(0, 1))})}
+
+        def __init__(self, seed):
+            self.stream = lambda purpose: Stream((seed, purpose))
+
+    q = torch.tensor(np.array([images(0, 1, n=10_000), np.zeros(10), images(0, 1)]))
+    choices = {FedPhD(local=STEP, edges=3).choose(Site(seed), q, 1.0).edges for seed in range(60)}
+    assert choices == {(1, 2, 0), (2, 1, 0), (0, 1, 2)}
+
+
+def test_a_histogram_is_told_once(tmp_path):
+    """One message a client, of 2 floats; the noise stays with the client, and its budget is charged for it once."""
+    algorithm = FedPhD(local=ADAM, cohort=2, r_g=1, variant="none", histogram=Laplace(epsilon=0.5))
+    run(toy_recipe(algorithm=algorithm, rounds=2), tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
+    assert first["phase"] == "enrol" and first["traffic"]["bytes"] == {"up": 3 * 8, "down": 0, "total": 24}
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    charge = {"mechanism": "laplace(epsilon=0.5)", "epsilon": 0.5, "delta": 0.0, "times": 1}
+    assert ledger["privacy"] == {"histogram": charge}
+    ended = RunFolder(tmp_path / "run").load_checkpoint()
+    for k, name in ended.snapshots.items():
+        kept = Snapshots(tmp_path / "run" / "clients" / str(k)).read(name)["told"].counts
+        assert kept == ended.server.told[k] and any(x != int(x) for x in kept)
+    exact = FedPhD(local=ADAM, cohort=2, r_g=1, variant="none")
+    run(toy_recipe(algorithm=exact, rounds=1), tmp_path / "exact")
+    assert "privacy" not in json.loads((tmp_path / "exact" / "ledger.json").read_text())
+    assert (
+        check(toy_recipe(algorithm=FedPhD(local=ADAM, histogram=Gaussian(epsilon=1.0))))["privacy"]["histogram"]["delta"]
+        == 1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("r_e=2, r_g=5", "is not a multiple of r_e=2"),
+        ("q_u=[0.5, 0.6]", "adds up to 1"),
+        ("outages=[[0, 0]]", "rounds count from 1"),
+        ("outages=[[3, 2]]", "there is no round 3 with an edge 2"),
+        ("outages=[[3, 0], [3, 1]]", "no edge is left in round 3"),
+        ("ratio=1.0", "ratio"),
+    ],
+)
+def test_what_cannot_be_is_refused(text, why):
+    with pytest.raises(RecipeError, match=why):
+        build(parse(f"fedphd(local=sgd(lr=0.1, steps=1), {text})"), Spec, "algorithm")
+
+
+def test_a_cohort_of_more_than_all_is_refused():
+    with pytest.raises(RecipeError, match="algorithm.cohort: 9 clients a round, but there are 3"):
+        check(toy_recipe(algorithm=FedPhD(local=ADAM, cohort=9)))
+
+
+def test_a_per_step_average_is_refused():
+    with pytest.raises(RecipeError, match="use the recipe's `ema`"):
+        build(parse("fedphd(local=sgd(lr=0.1, steps=1, ema=0.9))"), Spec, "algorithm")

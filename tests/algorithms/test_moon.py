@@ -1,0 +1,159 @@
+"""MOON by hand: the contrast of three vectors, a first participation, and what the frozen passes leave alone."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy import ADAM, ToyImages, toy_recipe
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.moon import Moon, contrastive
+from effuse.core.data import Shape
+from effuse.core.errors import RecipeError
+from effuse.core.recipe import Evaluate
+from effuse.core.solvers import SGD
+from effuse.core.task import Batch, Net
+from effuse.diffusion.objective import Denoise
+from effuse.diffusion.schedules import Linear
+from effuse.engines.check import check
+from effuse.engines.driver import run
+from effuse.metrics.accuracy import Accuracy
+from effuse.models.classify import Classify
+from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.resnet import Cnn, Resnet
+from effuse.models.unet import Unet
+
+NETS = {
+    "unet": Unet(widths=(8, 16), layers=1, attention=(4,), groups=4, conditional=True).resolved(Shape(8, 1, 2)),
+    "convnext": ConvnextUnet(dim=8, multipliers=(1, 2)).resolved(Shape(8, 1, 2)),
+}
+
+
+class Direction(nn.Module):
+    """Features are its weight, a vector in the plane; its output is nought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.z = nn.Parameter(torch.tensor([1.0, 0.0]))
+
+    def forward(self, x: Tensor, give: str = "output"):
+        z = self.z.expand(len(x), 2)
+        return z if give == "features" else (torch.zeros(len(x), 2) + 0 * z, z)
+
+
+def contrast(glob, prev, mu=1.0, T=0.5, weight=None):
+    """The loss and its contrast for z = (1, 0), two images of class 0 whose cross-entropy is ln 2 each."""
+    net = Net(Direction())
+    given = {"glob": {"z": torch.tensor(glob)}, "prev": {"z": torch.tensor(prev)}, "mu": mu, "T": T}
+    batch = Batch(torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64), Classify(), weight=weight)
+    loss, noted = contrastive(net, batch, given)
+    loss.backward()
+    return loss.item(), noted.item(), net.params["z"].grad.tolist()
+
+
+def test_the_contrast_by_hand():
+    """cos 1 to the global and 0 to the previous: near 1/T = 2, far 0: -log(e^2 / (e^2 + 1)) = log(1 + e^-2) = 0.126928."""
+    loss, noted, _ = contrast([3.0, 0.0], [0.0, 5.0])
+    assert noted == pytest.approx(math.log(1 + math.exp(-2)), rel=1e-6)
+    assert loss == pytest.approx(math.log(2) + noted, rel=1e-6)
+    loss, noted, _ = contrast([3.0, 0.0], [0.0, 5.0], mu=10.0, T=1.0)
+    assert [noted, loss] == pytest.approx([math.log(1 + math.exp(-1)), math.log(2) + 10 * noted], rel=1e-6)
+
+
+def test_equal_models_give_ln_2_and_a_gradient_of_nought():
+    """near = far, so -log(1/2); both similarities pull with the same strength, which cancels."""
+    _, noted, gradient = contrast([0.0, 1.0], [0.0, 1.0])
+    assert noted == pytest.approx(math.log(2), rel=1e-6) and gradient == pytest.approx([0.0, 0.0], abs=1e-7)
+
+
+def test_the_gradient_by_hand():
+    """z = (1, 0), global (0, 1), previous (0, -1): d(far - near)/dz_2 = (-1 - 1) / T = -4, and softplus'(0) = 1/2: -2."""
+    assert contrast([0.0, 1.0], [0.0, -1.0])[2] == pytest.approx([0.0, -2.0], abs=1e-6)
+
+
+def test_padding_does_not_count():
+    whole = contrast([3.0, 1.0], [0.0, 5.0])
+    half = contrast([3.0, 1.0], [0.0, 5.0], weight=torch.tensor([1.0, 0.0]))
+    assert half[:2] == pytest.approx(whole[:2], rel=1e-6) and half[2] == pytest.approx(whole[2], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_features_are_the_pooled_bottleneck(name):
+    net = NETS[name].build().eval()
+    seen = []
+    middle = net.mid_block if name == "unet" else net.middle
+    middle.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    x, t, labels = torch.randn(2, 1, 8, 8), torch.tensor([1, 2]), torch.tensor([0, 1])
+    output, features = net(x, t, labels, give="both")
+    assert torch.equal(features, seen[0].mean((2, 3))) and torch.equal(net(x, t, labels), output)
+    assert torch.equal(net(x, t, labels, give="features"), features) and features.shape == (2, 16)
+
+
+def test_the_written_out_pass_is_diffusers_own():
+    from diffusers import UNet2DModel
+
+    arch = NETS["unet"]
+    ours = arch.build().eval()
+    theirs = UNet2DModel(**arch.diffusers_config()).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x, t, labels = torch.randn(3, 1, 8, 8), torch.tensor([1, 20, 300]), torch.tensor([0, 1, 2])
+    assert torch.equal(ours(x, t, labels), theirs(x, t, labels).sample)
+    assert torch.equal(ours(x, torch.tensor(7), labels), theirs(x, 7, labels).sample)
+
+
+def test_other_weights_leave_the_statistics_alone():
+    net = Resnet(widths=(8,), blocks=(1,), norm="batch", projection=4).resolved(Shape(8, 1, 2)).build().train()
+    before = {k: b.clone() for k, b in net.named_buffers()}
+    features = Net(net)(torch.randn(4, 1, 8, 8), params={k: p * 2 for k, p in net.named_parameters()}, give="features")
+    assert features.shape == (4, 4) and all(torch.equal(before[k], b) for k, b in net.named_buffers())
+    Net(net)(torch.randn(4, 1, 8, 8))
+    assert any(not torch.equal(before[k], b) for k, b in net.named_buffers()), "its own pass does write them"
+
+
+def test_the_first_participation_is_fedavg(tmp_path):
+    """Nobody has a previous model in round 0, so one round is FedAvg's to the bit; the second is not, unless mu is 0."""
+    arch, task = ConvnextUnet(dim=4, multipliers=(1, 2)), Denoise(schedule=Linear(steps=25))
+    digests = {}
+    for name, algorithm in {
+        "fedavg": FedAvg(local=ADAM),
+        "moon": Moon(local=ADAM),
+        "mu=0": Moon(local=ADAM, mu=0.0),
+    }.items():
+        for rounds in (1, 2):
+            recipe = toy_recipe(algorithm=algorithm, rounds=rounds, model=arch, task=task)
+            digests[name, rounds] = run(recipe, tmp_path / f"{name}-{rounds}")["weights_sha256"]
+    assert digests["moon", 1] == digests["fedavg", 1] and digests["moon", 2] != digests["fedavg", 2]
+    assert digests["mu=0", 2] == digests["fedavg", 2]
+    lines = [json.loads(x) for x in (tmp_path / "moon-2" / "rounds.jsonl").read_text().splitlines()]
+    assert "noted" not in lines[0] and abs(lines[1]["noted"]["contrast_from_ln2"]) < math.log(2)
+
+
+def test_a_classifier_with_a_projection_learns(tmp_path):
+    """Dark and light squares; MOON's head of two layers stands between the network and its last layer."""
+    local = SGD(lr=0.1, batch=8, epochs=2)
+    recipe = toy_recipe(
+        algorithm=Moon(local=local, mu=5.0), rounds=3, data=ToyImages(side=8), model=Cnn(widths=(8,), projection=16),
+        task=Classify(), evaluate=Evaluate(grid=0, metrics=(Accuracy(),)),
+    )  # fmt: skip
+    result = run(recipe, tmp_path / "run")
+    assert result["metrics"]["accuracy"]["value"] == 1.0
+    assert result["parameters"] == 8 * 9 + 2 * 8 + (128 * 128 + 128) + (128 * 16 + 16) + (16 * 2 + 2)
+
+
+def test_it_sends_what_fedavg_sends_and_tells_its_frozen_passes():
+    """Table IV of FedPhD gives MOON FedAvg's traffic: the previous model never leaves its client."""
+    reports = [
+        check(toy_recipe(algorithm=a, model=NETS["unet"], data=ToyImages(side=8)))
+        for a in (FedAvg(local=ADAM), Moon(local=ADAM))
+    ]
+    assert reports[0]["traffic"]["parameters"] == reports[1]["traffic"]["parameters"]
+    assert reports[0]["macs_frozen"] == 0 < reports[1]["macs_frozen"] < 2 * reports[1]["macs"]
+
+
+def test_a_network_without_features_is_refused(tmp_path):
+    from hand import HandNet, one_weight_recipe
+
+    with pytest.raises(RecipeError, match="hand_net shows no features"):
+        run(one_weight_recipe(Moon(local=SGD(lr=0.5, batch=4, steps=1)), model=HandNet()), tmp_path / "run")

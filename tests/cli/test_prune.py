@@ -1,0 +1,70 @@
+"""`effuse prune` on a finished run: what it reports, what it leaves, and that the smaller model goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+from toy import ADAM, ToyImages, toy_recipe
+
+from effuse.algorithms.localonly import LocalOnly
+from effuse.core.recipe import Evaluate
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines.driver import run
+from effuse.engines.save import load
+from effuse.metrics.cost import layer_macs
+from effuse.metrics.diversity import Diversity
+from effuse.models.unet import Unet
+
+LOOK = {"evaluate": Evaluate(grid=2, metrics=(Diversity(n=4),)), "sampler": Ancestral(batch=4, steps=2)}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of a small U-Net on flat squares."""
+    folder = tmp_path_factory.mktemp("prune") / "run"
+    model = Unet(widths=(8, 16), layers=1, attention=(), groups=4, conditional=True)
+    run(toy_recipe(model=model, data=ToyImages(side=8), **LOOK), folder)
+    return folder
+
+
+def test_it_reports_both_and_leaves_a_run_that_opens(effuse, finished):
+    """Half of the channels: under a third of the parameters, since most layers lose both of their sides."""
+    report = effuse(f"prune {finished} --ratio 0.5 --json").json
+    before, after = report["before"], report["after"]
+    out = Path(report["out"])
+    assert out == finished.with_name("run-pruned-0.5")
+    small = load(out)
+    assert after["parameters"] == small.model.params.numel < 0.33 * before["parameters"]
+    assert after["layer_macs"] == layer_macs(small.model.arch) < before["layer_macs"] and after["macs"] < before["macs"]
+    assert after["bytes"] < before["bytes"] and after["bytes"] > 4 * after["parameters"]
+    assert before["metrics"].keys() == after["metrics"].keys() and len(before["metrics"]) > 0
+    assert (out / "samples" / "before.png").exists() and (out / "samples" / "after.png").exists()
+    assert json.loads((out / "prune.json").read_text()) == report
+    assert len(small.sample(3).pixels) == 3
+    assert "plain diffusers does not" in effuse(f"resume {out} --json").json["pruned"]
+    assert "pruned after training" in effuse(f"resume {out}").out
+    assert effuse(f"evaluate {out} --quiet").code == 0
+
+
+def test_the_pruned_model_trains_on(effuse, finished, tmp_path):
+    out = tmp_path / "small"
+    assert effuse(f"prune {finished} --ratio 0.3 --criterion random --seed 3 --out {out} --quiet").code == 0
+    again = tmp_path / "again"
+    code = effuse(
+        f"run {finished}/manifest.json --set 'model=from_pretrained(\"{out}/model\")' --rounds 1 --out {again}"
+    ).code
+    assert code == 0 and load(again).model.arch == load(out).model.arch
+
+
+def test_a_table_for_a_reader(effuse, finished, tmp_path):
+    shown = effuse(f"prune {finished} --ratio 0.2 --out {tmp_path}/small").out
+    for word in ("parameters", "multiply-adds", "size", "diversity", "before", "after"):
+        assert word in shown
+
+
+def test_what_cannot_be_pruned_is_told(effuse, finished, tmp_path):
+    assert "--ratio 1.0: expected a share" in effuse(f"prune {finished} --ratio 1.0").sentence
+    assert "--criterion norn: there is none; did you mean norm?" in effuse(f"prune {finished} --criterion norn").sentence
+    assert "already holds a run" in effuse(f"prune {finished} --out {finished}").sentence
+    run(toy_recipe(algorithm=LocalOnly(local=ADAM), evaluate=Evaluate(grid=2), sampler=Ancestral(batch=2)), tmp_path / "own")
+    assert "has a model for each client and none to prune" in effuse(f"prune {tmp_path}/own").sentence

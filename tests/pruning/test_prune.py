@@ -1,0 +1,175 @@
+"""Pruning: the published counts, the dependency graph's own cut as oracle, and a weight or two by hand."""
+
+import pytest
+import torch
+import torch_pruning
+from toy import ToyUnet
+
+from effuse.core.data import Shape
+from effuse.core.errors import ModelError, RecipeError
+from effuse.core.model import Arch, Model, fill
+from effuse.core.params import Buffers, Params
+from effuse.core.rng import Stream
+from effuse.core.spec import build, parse, text
+from effuse.diffusion.objective import Denoise
+from effuse.diffusion.samplers import Ancestral
+from effuse.metrics.cost import layer_macs, parameters
+from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.resnet import Cnn
+from effuse.models.saved import load_model
+from effuse.models.unet import CifarUnet, DigitsUnet, Unet
+from effuse.pruning.groups import groups_of
+from effuse.pruning.prune import cut, group_weights, importance, prune
+
+CIFAR = CifarUnet().resolved(Shape(32, 3, 10))
+NETS = {
+    "unet": Unet(widths=(16, 32), layers=1, attention=(4,), groups=4).resolved(Shape(8, 3, 10)),
+    "unet with heads and scales": Unet(
+        widths=(16, 32), layers=1, attention=(4,), groups=4, heads=8, conditional=True, resnet_time_scale_shift="scale_shift"
+    ).resolved(Shape(8, 3, 10)),
+    "digits": DigitsUnet().resolved(Shape(8, 1, 10)),
+    "convnext": ConvnextUnet(dim=12).resolved(Shape(8, 1, 10)),
+    "conditional convnext": ConvnextUnet(dim=12, conditional=True).resolved(Shape(8, 1, 10)),
+}
+
+
+def small(name: str) -> Model:
+    return NETS[name].initial(Stream((0,)))
+
+
+def answer(model: Model) -> torch.Tensor:
+    net = model.arch.build().eval()
+    fill(net, model)
+    shape = model.arch.shape
+    x = torch.randn(2, shape.channels, shape.side, shape.side, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return net(x, torch.tensor([3, 7]), torch.tensor([0, 1]) if model.arch.conditional else None)
+
+
+def test_the_published_table():
+    """FedPhD, Table III: 26.9, 20.3, 13.9 and 9.3 million, of 35.7; the second is ratio 0.2, exactly 20,395,598 and 3.436 G."""
+    counts = {ratio: parameters(cut(CIFAR, ratio))["total"] for ratio in (0.1, 0.2, 0.3, 0.4)}
+    assert counts == {0.1: 26_981_231, 0.2: 20_395_598, 0.3: 13_949_333, 0.4: 9_336_440}
+    assert [layer_macs(CIFAR), layer_macs(cut(CIFAR, 0.2))] == [6_065_456_000, 3_436_088_099]
+    saved = [round(100 * (1 - n / 35_746_307), 1) for n in counts.values()]
+    assert saved == [24.5, 42.9, 61.0, 73.9]
+
+
+def test_the_rounding_rule():
+    """256 channels in 32 groups of 8: any ratio in (0.125, 0.25] leaves 6 of each, 192; inner widths follow exactly: 512 -> 409."""
+    for ratio in (0.126, 0.2, 0.25):
+        widths = dict(entry.split(":") for entry in cut(CIFAR, ratio).cut.split())
+        assert widths["down_blocks.2.resnets.0.conv1"] == "192>192"
+    assert dict(entry.split(":") for entry in cut(CIFAR, 0.2).cut.split())["time_embedding.linear_1"] == "128>409"
+    group = groups_of(NETS["digits"])[0]
+    assert [group.channels, group.blocks] == [32, 8]
+    assert [group.keeps(r) for r in (0.0, 0.25, 0.26, 0.5, 0.99)] == [4, 3, 2, 2, 1], "never the last channel of a block"
+
+
+@pytest.mark.parametrize("criterion", ["norm", "random"])
+@pytest.mark.parametrize("name", NETS)
+def test_a_pruned_model_works_and_is_what_the_shapes_said(name, criterion):
+    model = small(name)
+    less = prune(model, 0.3, criterion, Stream((1,)))
+    assert less.arch == cut(model.arch, 0.3) and less.params.numel == parameters(less.arch)["total"] < model.params.numel
+    assert answer(less).isfinite().all()
+    again = prune(less, 0.4, criterion, Stream((2,)))
+    assert again.params.numel < less.params.numel and answer(again).isfinite().all()
+    assert prune(model, 0.0, criterion, Stream((1,))).params.digest() == model.params.digest()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_torch_pruning_cuts_alike(name):
+    """Our slices of the parameters against the graph's own pruning of modules, by the channels that the norms choose."""
+    model = small(name)
+    less = prune(model, 0.3, "norm", Stream((1,)))
+    net = model.arch.build().eval()
+    fill(net, model)
+    shape = model.arch.shape
+    one = torch.zeros(1, dtype=torch.int64)
+    inputs = (torch.zeros(1, shape.channels, shape.side, shape.side), one, one if model.arch.conditional else None)
+    net_before = model.arch.build()
+    graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=inputs)
+    for group in groups_of(model.arch):
+        scores = importance(group, net_before, model.params)
+        lost = group.channels // group.blocks - group.keeps(0.3)
+        worst = scores.view(group.blocks, -1).argsort(1)[:, :lost] + torch.arange(group.blocks)[:, None] * (
+            group.channels // group.blocks
+        )
+        root = net.get_submodule(group.name)
+        cutter = graph.get_pruner_of_module(root).prune_out_channels
+        graph.get_pruning_group(root, cutter, worst.flatten().tolist()).prune()
+    assert {k: tuple(p.shape) for k, p in net.named_parameters()} == {k: tuple(t.shape) for k, t in less.params.items()}
+    for key, value in net.named_parameters():
+        assert torch.equal(value, less.params[key]), key
+
+
+def test_the_smallest_norms_go():
+    """down has 4 channels: what goes with channel k is its row, its bias and the column of `middle`; here 1, 2, 3, 4 times the same."""
+    arch = ToyUnet().resolved(Shape(4, 1, 2))
+    size = torch.tensor([3.0, 1.0, 4.0, 2.0])
+    ones = {k: torch.ones_like(t) for k, t in arch.initial(Stream((0,))).params.items()}
+    ones["down.weight"] *= size[:, None, None, None]
+    ones["down.bias"] *= size
+    ones["middle.weight"] *= size[None, :, None, None]
+    less = prune(Model(arch, Params(ones), Buffers({})), 0.5, "norm", Stream((0,)))
+    assert less.params["down.bias"].tolist() == [3.0, 4.0] and less.params["middle.weight"].shape == (2, 2, 1, 1)
+    assert less.params["middle.weight"][0, :, 0, 0].tolist() == [3.0, 4.0]
+    assert less.params["up.weight"].shape == (1, 2, 3, 3), "what the network gives keeps its width"
+
+
+def test_group_weights_by_hand():
+    """Layers down 0, middle 1, up 2, the middle one is 1. Group of down's outputs: layers down and middle, Q = (1 + 0) / 2, clamped
+    to 1. Group of middle's outputs: middle and up, the same. middle.weight is in both: lambda 2; up.weight in one, up.bias in none.
+    """
+    weights = group_weights(ToyUnet().resolved(Shape(4, 1, 2)), 0.25)
+    means = {k: t.unique().tolist() for k, t in weights.items()}
+    assert means == {
+        "down.weight": [0.25], "down.bias": [0.25], "middle.weight": [0.5], "middle.bias": [0.25], "up.weight": [0.25],
+        "up.bias": [0.0],
+    }  # fmt: skip
+
+
+def test_group_weights_fall_towards_both_ends():
+    weights = {k: t.mean().item() for k, t in group_weights(CIFAR, 1.0).items()}
+    assert weights["mid_block.resnets.0.conv1.weight"] > weights["down_blocks.0.resnets.0.conv1.weight"]
+    assert weights["mid_block.resnets.0.conv1.weight"] > weights["up_blocks.3.resnets.2.conv1.weight"] > 0
+    assert weights["conv_out.bias"] == 0
+
+
+def test_random_channels_depend_on_the_stream_alone():
+    model = small("unet")
+    a, b, c = (prune(model, 0.3, "random", Stream((seed,))).params.digest() for seed in (1, 1, 2))
+    assert a == b != c
+
+
+def test_a_cut_architecture_is_text():
+    arch = cut(CIFAR, 0.2)
+    assert build(parse(text(arch)), Arch, "model") == arch and len(arch.cut) < 7000
+    assert cut(arch, 0.2).cut != arch.cut
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_pruned_model_is_saved_and_opened(name, tmp_path):
+    less = prune(small(name), 0.3, "norm", Stream((1,)))
+    net = less.arch.build()
+    fill(net, less)
+    less.arch.save(net, tmp_path, Ancestral().scheduler(Denoise()))
+    opened, scheduler = load_model(tmp_path)
+    assert opened.arch == less.arch and opened.params.digest() == less.params.digest() and scheduler is not None
+    said = "UNet2DModel cannot hold layers of such widths; open this folder with effuse.load"
+    assert (said in (tmp_path / "config.json").read_text()) == isinstance(less.arch, Unet)
+
+
+def test_what_cannot_be_cut_is_told():
+    with pytest.raises(ModelError, match="cnn cannot be pruned"):
+        prune(Cnn().resolved(Shape(8, 1, 2)).initial(Stream((0,))), 0.2, "norm", Stream((0,)))
+    with pytest.raises(RecipeError, match="cut"):
+        build(parse('unet(cut="conv_in:0>3")'), Arch, "model")
+    for text_, why in (
+        ("nowhere:1>1", "names a layer that the network does not have"),
+        ("conv_in:3>999", "no wider than in the uncut network"),
+        ("conv_norm_out:33>33", "is not a multiple of its 32 groups"),
+    ):
+        with pytest.raises(ModelError, match=why):
+            CifarUnet(cut=text_).resolved(Shape(32, 3, 10)).build()
