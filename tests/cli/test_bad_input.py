@@ -299,8 +299,8 @@ main()
 def real(code_or_command, *arguments, **options):
     """A command in a process of its own."""
     tests = str(Path(__file__).parents[1])
-    path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*code_or_command, *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options
     )
@@ -404,7 +404,7 @@ def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
 TYPED = {
     "run": "Missing argument 'RECIPE'; `effuse run --help` shows what there is",
     "rnu demo": "No such command 'rnu'; did you mean run or prune?",
-    "help": "No such command 'help'; valid: check, evaluate, list, prune, reproduce, resume, run, sample",
+    "help": "No such command 'help'; valid: bound, check, evaluate, export, list, prune, reproduce, ",
     "--fast": "No such option '--fast'; ",
     "run demo --fast": "No such option '--fast'; ",
     "run demo --round 3": "No such option '--round'; did you mean rounds",

@@ -94,6 +94,14 @@ class Shard:
     def histogram(self) -> list[int]:
         return self.dataset.histogram(self.rows)
 
+    def gathered(self) -> Dataset:
+        """A data set of these rows alone."""
+        data, (images, labels) = self.dataset, (self.dataset.images, self.dataset.labels)
+        images, labels = (
+            t[self.rows.to(t.device)] for t in (images, labels)
+        )  # labels are real where images are shapes only
+        return dataclasses.replace(data, images=images, labels=labels, groups=None, domains=None)
+
 
 @spec
 class Source(Spec, ABC):

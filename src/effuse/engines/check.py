@@ -9,12 +9,12 @@ from effuse.core.data import Dataset, Shard
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
-from effuse.core.wire import each_params
 from effuse.engines.device import cpu_slots
 from effuse.engines.driver import Played, figures, played
 from effuse.engines.evaluation import wanted_samples
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
+from effuse.engines.state import bytes_in
 from effuse.metrics.cost import activation_bytes, layer_macs, macs, parameters
 
 SMALLEST_SHARE = 10  # images below which a client is worth a warning
@@ -28,7 +28,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     refuse(recipe, train, test)
     model = hollow_model(recipe)
     fed = Rehearsal(recipe.algorithm, shards, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
-    rounds, server, largest = rehearse(recipe, fed, model)
+    rounds, server, kept, states = rehearse(recipe, fed, model)
     ledger, left = fed.ledger.report(), recipe.algorithm.deliver(server)
     training = ledger[TRAINING]
     unknown = recipe.algorithm.early_stop
@@ -54,24 +54,26 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "privacy": recipe.algorithm.spent(server),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train),
-        "disk": disk(recipe, fed, largest, left),
+        "disk": disk(recipe, left, kept, states),
         "warnings": warnings(recipe, shards),
     }
 
 
-def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server, int]:
-    """Play every round on shapes; the traffic of each, what the server ends with, and the most bytes that it held."""
+def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server, int, int]:
+    """Play every round on shapes; the traffic of each, the server's end, and the most that its and all clients' states come to."""
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()
-    closed, largest = [], 0
+    closed, kept, states = [], 0, 0
     for done in played(recipe, fed, server, 0, 0):
         if done.look and recipe.algorithm.personal:
             _rehearse_evaluation(recipe, fed, done)
-        closed.append({k: v for k, v in fed.ledger.close().items() if k in ("parameters", "bytes")})
+        passed = fed.ledger.close()
+        closed.append({"phase": done.phase} | {k: passed[k] for k in ("parameters", "bytes")})
         server = done.server
-        largest = max(largest, sum(t.nbytes for t in each_params(server)))
-    return closed, server, largest
+        kept = max(kept, bytes_in(server))
+        states = max(states, sum(fed.worker.snapshots(k).nbytes for k in fed.clients))
+    return closed, server, kept, states
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
@@ -93,12 +95,10 @@ def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
     return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}
 
 
-def disk(recipe: Recipe, fed: Rehearsal, server: int, model: Model) -> dict[str, int]:
-    """Bytes a run folder comes to hold: a checkpoint and the next one, client states likewise, the model; more with an average."""
-    copies = 1 if recipe.ema is None else 2
-    states = sum(fed.worker.snapshots(k).nbytes for k in fed.clients)
-    kept = server + (copies - 1) * model.params.nbytes
-    parts = {"checkpoints": 2 * kept, "clients": 2 * states, "model": copies * model.params.nbytes}
+def disk(recipe: Recipe, model: Model, kept: int, states: int) -> dict[str, int]:
+    """Bytes a run folder comes to hold: a checkpoint and the next, client states likewise, the model; more with an average."""
+    own, copies = model.params.nbytes, 1 if recipe.ema is None else 2
+    parts = {"checkpoints": 2 * (kept + (copies - 1) * own), "clients": 2 * states, "model": copies * own}
     return parts | {"total": sum(parts.values())}
 
 
