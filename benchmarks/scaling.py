@@ -63,7 +63,7 @@ class Layers(nn.Module):
     def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
         hidden = nn.functional.pad(x.flatten(1), (0, self.width - x[0].numel()))
         for layer in self.layers:
-            hidden = hidden + layer(hidden)
+            hidden = hidden + layer(hidden) / len(self.layers)
         return hidden[:, : x[0].numel()].view_as(x)
 
 

@@ -41,9 +41,9 @@ def refusal():  # readable to an old Python too, which is to be refused in a sen
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            return f"this bundle expects {{package}} on the machine, which has none; install it, or pack it by a shorter WITHOUT="
+            return f"this bundle expects {{package}} on the machine, which has none; install it, or shorten WITHOUT="
         if [int(n) for n in re.findall(r"\\d+", found)[: len(least)]] < least:
-            return f"this bundle needs {{package}} {{'.'.join(map(str, least))}} or newer, not {{found}}; install a newer one"
+            return f"this bundle needs {{package}} {{'.'.join(map(str, least))}} or newer, not {{found}}; install one"
     return None
 
 

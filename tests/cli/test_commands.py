@@ -21,6 +21,8 @@ from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.core.spec import registry
 from effuse.diffusion.samplers import Ancestral
+from effuse.engines import driver
+from effuse.engines.folder import RunFolder
 from effuse.metrics.classifier import Classifier
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
@@ -207,6 +209,27 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
     screen.truncate(0)
     assert effuse(f"run {toy_file(algorithm=ToyStateful(local=ADAM), rounds=6)} --seeds 0 --out s").code == 0
     assert "into s/seed-0" in screen.getvalue() and "left" in screen.getvalue() and "\x1b[?25h" in screen.getvalue()
+
+
+def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, monkeypatch):
+    """Interrupted after its first round and resumed, the second round's line tells the traffic of both."""
+    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    recipe, append = toy_file(algorithm=ToyStateful(local=ADAM)), RunFolder.append
+
+    def last(out: str) -> str:
+        return [line for line in out.splitlines() if line.startswith("round 2/2")][0].split(", ")[-1]
+
+    whole = last(effuse(f"run {recipe} --out whole").out)
+    with monkeypatch.context() as patch:
+
+        def interrupted(folder, record):
+            if record["t"] == 1:
+                raise KeyboardInterrupt
+            append(folder, record)
+
+        patch.setattr(RunFolder, "append", interrupted)
+        assert effuse(f"run {recipe} --out cut").code == 130
+    assert last(effuse("resume cut").out) == whole and whole.endswith("kB")
 
 
 CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from toy import ADAM, ALGORITHMS, ToyUnet, toy_recipe
+from toy import ALGORITHMS, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.errors import TrainingError
@@ -141,7 +141,3 @@ def test_a_loss_that_explodes_in_a_slot_is_told(tmp_path):
     recipe = toy_recipe(algorithm=FedAvg(local=SGD(lr=1e30, batch=8, steps=5)), model=STEADY, threads=2)
     with pytest.raises(TrainingError, match="round 0, client 0, job 'train': the loss became"):
         run(recipe, tmp_path / "run")
-
-
-def test_the_solvers_of_an_algorithm_are_its_solver_keys():
-    assert FedAvg(local=ADAM).solvers() == [ADAM]

@@ -64,7 +64,7 @@ def test_the_launcher_starts_effuse(tmp_path, torch):
     [
         ("3.99", {}, f"this bundle is for Python 3.99, not {OURS}; use python3.99, or `make bundle PYTHON={OURS}`"),
         (OURS, {"torch": "2.11"}, "this bundle expects numpy on the machine, which has none"),
-        (OURS, {"torch": "2.9.1", "numpy": "2.1"}, "this bundle needs torch 2.11 or newer, not 2.9.1; install a newer one"),
+        (OURS, {"torch": "2.9.1", "numpy": "2.1"}, "this bundle needs torch 2.11 or newer, not 2.9.1; install one"),
     ],
 )
 def test_the_launcher_refuses_in_a_sentence(tmp_path, python, versions, words):

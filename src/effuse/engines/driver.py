@@ -31,6 +31,7 @@ from effuse.engines.refusals import refuse
 from effuse.engines.save import save_model
 from effuse.engines.simulator import Simulator, on_disk
 from effuse.engines.state import Snapshots
+from effuse.engines.trial import worthwhile
 from effuse.engines.untouched import Untouched
 
 ENGINES = {"simulator": Simulator, "loopback": Loopback}
@@ -145,7 +146,7 @@ class Run:
         with span("data"):
             train = train.to(device)
             shards = recipe.shards(train)
-        self.machines = machines = machines_for(recipe, device, len(train))
+        self.machines = machines = worthwhile(machines_for(recipe, device, len(train)), recipe, train, observer.phase)
         self.machine = machines[0]
         options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
         options["snapshots"] = on_disk(folder.path)
