@@ -8,6 +8,8 @@ from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.localonly import LocalOnly
+from effuse.algorithms.mofedsam import MoFedSAM
+from effuse.algorithms.scaffold import Scaffold
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
@@ -190,6 +192,11 @@ ALGORITHMS = {
     "feddiffuse, ulatdec": ULatDec(local=ADAM),
     "feddiffuse, udec": UDec(local=ADAM),
     "feddiffuse, udec, part of the clients": UDec(local=ADAM, cohort=2),
+    "scaffold, plain sgd and part of the clients": Scaffold(local=SGD(lr=0.05, batch=8, epochs=1), cohort=2),
+    "scaffold, adam": Scaffold(local=ADAM),
+    "scaffold, option I": Scaffold(local=ADAM, option="I", eta_g=0.5),
+    "mofedsam, sgd": MoFedSAM(local=SGD(lr=0.05, batch=8, epochs=1, weight_decay=1e-3, clip=10.0), cohort=2),
+    "mofedsam, adam": MoFedSAM(local=ADAM, rho=0.05),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
 }

@@ -131,7 +131,35 @@ def run(solver: Solver, model: Model | None = None, task: Task | None = None, **
 def test_two_steps_of_sgd_by_hand():
     """loss (w - 3)^2, gradient 2 (w - 3), lr 1/4: w = 0 -> 1.5 -> 2.25 with losses 9 and 2.25, their mean 5.625."""
     w, fit, kept = run(SGD(lr=0.25, steps=2, batch=1))
-    assert w == 2.25 and fit == (2, 2, 5.625, None) and kept is None
+    assert w == 2.25 and fit == (2, 2, 5.625, None, None) and kept is None
+
+
+def test_sam_takes_the_gradient_uphill_and_steps_from_where_it_was():
+    """loss (w x + v - 3)^2 at w = v = 0, x = 1: gradient (-6, -6), of length 6 sqrt 2. Uphill by rho = sqrt 2 is (-1, -1), where the
+    gradient is -10 for both; lr .1 leads from (0, 0), not from there, to (1, 1). The reported loss is that of the weights: 9.
+    """
+    eager = machine()
+    net = eager.load(model_of())
+    fit, _ = eager.fit(net, work_of(SGD(lr=0.1, steps=1, batch=1), direction=None, rho=2**0.5, gradient=True))
+    assert (net.w.item(), net.v.item()) == pytest.approx((1.0, 1.0)) and fit.loss == 9.0
+    assert {k: g.item() for k, g in fit.gradient.items()} == pytest.approx({"w": -10.0, "v": -10.0})
+
+
+def test_sam_where_the_gradient_is_nought_stays_there():
+    w, fit, _ = run(SGD(lr=0.1, steps=1, batch=1), model_of(3.0), rho=0.5)
+    assert w == 3.0 and fit.loss == 0.0
+
+
+def test_the_mean_gradient_is_raw():
+    """Gradients -6 and, after a step of lr 1/4 to w = 1.5, -3: their mean is -4.5, though the direction halves them and clip cuts them."""
+    w, fit, _ = run(SGD(lr=0.25, steps=2, batch=1), gradient=True)
+    assert fit.gradient["w"].item() == -4.5 and w == 2.25
+    _, fit, _ = run(SGD(lr=1e-9, steps=2, batch=1, clip=0.1), gradient=True, direction=halved)
+    assert fit.gradient["w"].item() == pytest.approx(-6.0)
+
+
+def halved(grads, params, given):
+    return {k: 0.5 * g for k, g in grads.items()}
 
 
 def test_the_mean_loss_is_over_images_not_over_steps():

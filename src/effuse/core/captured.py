@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from effuse.core.data import Dataset
 from effuse.core.layout import for_tensor_cores
-from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss
+from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, shared_out
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.params import Params
@@ -80,6 +80,8 @@ class TrainingStep:
         self.optimiser = self.solver.optimiser(list(self.params.values()), self.lr)
         self.given = {k: _buffer(v, device) for k, v in work.given.items()}
         self.average = {k: torch.zeros_like(p) for k, p in self.params.items()} if self.solver.ema else None
+        self.total = {k: torch.zeros_like(p) for k, p in self.params.items()} if work.gradient else None
+        self.rho = torch.zeros((), device=device) if work.rho is not None else None
         self.stored = torch.zeros((size, *data.images.shape[1:]), dtype=data.images.dtype, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
         self.weight = torch.ones(size, device=device)
@@ -100,10 +102,13 @@ class TrainingStep:
             if self.mirrored is not None:
                 x = torch.where(self.mirrored[:, None, None, None], x.flip(-1), x)
             batch = Batch(x.contiguous(memory_format=torch.channels_last), self.labels, self.task, self.drawn, self.weight)
-            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                loss = loss_of(call, batch, self.given)
-            descend(loss, self.params, self.optimiser, work, self.given, self.average)
-            self.loss.copy_(loss.detach())
+
+            def forward() -> Tensor:
+                with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                    return loss_of(call, batch, self.given)
+
+            descended = descend(forward, self.params, self.optimiser, work, self.given, self.average, self.total, self.rho)
+            self.loss.copy_(descended)
 
         self.graph = recorded(step, self.machine.stream)
 
@@ -142,7 +147,7 @@ class TrainingStep:
             if self.average is None
             else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
         )
-        return Fit(len(sizes), sum(sizes), mean, average), kept
+        return Fit(len(sizes), sum(sizes), mean, average, shared_out(self.total, len(sizes))), kept
 
     def _reset(self, work: Work) -> None:
         self.lr.fill_(work.lr)
@@ -153,6 +158,10 @@ class TrainingStep:
             self.optimiser.state[self.params[name]][key].copy_(value)  # the recording knows these tensors by address
         for k, v in work.given.items():
             _fill(self.given[k], v)
+        for value in (self.total or {}).values():
+            value.zero_()
+        if self.rho is not None and work.rho is not None:
+            self.rho.fill_(work.rho)
         if self.average is not None:
             start = work.average or self.params
             for k, t in self.average.items():
@@ -241,7 +250,7 @@ def step_key(arch: Arch, work: Work) -> tuple[Any, ...]:
     data = work.shard.dataset
     given = tuple((k, _layout(v)) for k, v in sorted(work.given.items()))
     return (
-        arch, kind_of(work.solver), work.loss, work.direction, given,
+        arch, kind_of(work.solver), work.loss, work.direction, given, work.rho is None, work.gradient,
         tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip,
     )  # fmt: skip
 

@@ -65,6 +65,8 @@ class Work:
     given: Given = dataclasses.field(default_factory=dict)
     optimiser: Params | None = None  # kept optimiser state
     average: Params | None = None  # where the per-step EMA left off
+    rho: float | None = None  # SAM: the gradient is taken this far uphill of the weights, on the same batch
+    gradient: bool = False  # report the mean of the raw gradients over the steps
 
 
 class Machine(ABC):
@@ -145,22 +147,24 @@ class Eager(Machine):
         begun = Params.of(net) if work.average is None else work.average
         # by the network's own order and place: the average may come from a message
         average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
+        total = {k: torch.zeros_like(p) for k, p in params.items()} if work.gradient else None
         losses: list[Tensor] = []
         sizes: list[int] = []
         # side by side are only networks without dropout, which would take turns at torch's one default generator
         drawing = keyed(work.stream.child("dropout")) if self.threads is None else contextlib.nullcontext()
         with drawing:
             for batch in self.batches(work):
-                loss = loss_of(view, batch, given)
-                descend(loss, params, optimiser, work, given, average)
-                losses.append(loss.detach())
+                loss = descend(
+                    lambda batch=batch: loss_of(view, batch, given), params, optimiser, work, given, average, total, work.rho
+                )
+                losses.append(loss)
                 sizes.append(len(batch.labels))
                 self.meter.trained(len(batch.labels))
         mean = mean_loss(losses, sizes, work)
         for p in params.values():
             p.grad = None  # a pooled network must not hold a second copy of itself between jobs
         kept = kept_state(optimiser, params) if solver.state == "kept" else None
-        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None), kept
+        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, shared_out(total, len(sizes))), kept
 
     def batches(self, work: Work) -> Iterator[Batch]:
         """The batches of a fit, their randomness drawn; always drawn for a full batch, so that padding changes nothing."""
@@ -213,17 +217,30 @@ def own_loss(net: Net, batch: Batch, given: Given) -> Tensor:
 
 
 def descend(
-    loss: Tensor,
+    forward: Callable[[], Tensor],
     params: Mapping[str, Tensor],
     optimiser: torch.optim.Optimizer,
     work: Work,
     given: Given,
     average: Mapping[str, Tensor] | None,
-) -> None:
-    """One step of the optimiser from a loss: gradient, direction, clipping, step, moving average."""
+    total: Mapping[str, Tensor] | None,
+    rho: float | Tensor | None,
+) -> Tensor:
+    """One step of the optimiser, whose loss it returns: gradient, direction, clipping, step, moving average."""
     optimiser.zero_grad(set_to_none=True)
+    loss = forward()
     loss.backward()
+    if rho is not None:
+        here = climb([p for p in params.values() if p.grad is not None], rho)
+        optimiser.zero_grad(set_to_none=True)
+        forward().backward()
+        with torch.no_grad():
+            for p, value in here:
+                p.copy_(value)  # and not minus what was added, which would round
     with torch.no_grad():
+        if total is not None:
+            learnt = [k for k, p in params.items() if p.grad is not None]
+            torch._foreach_add_([total[k] for k in learnt], [params[k].grad for k in learnt])
         if work.direction is not None:
             grads = {k: p.grad if p.grad is not None else torch.zeros_like(p) for k, p in params.items()}
             for k, g in work.direction(grads, params, given).items():
@@ -233,6 +250,24 @@ def descend(
         optimiser.step()
         if average is not None:
             torch._foreach_lerp_(list(average.values()), list(params.values()), 1 - work.solver.ema)
+    return loss.detach()
+
+
+@torch.no_grad()
+def climb(params: list[Tensor], rho: float | Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Move weights by rho along their gradient's direction; returns each with the value it had."""
+    grads = [p.grad for p in params]
+    norm = torch.stack(torch._foreach_norm(grads)).norm()
+    here = [(p, p.clone()) for p in params]
+    torch._foreach_add_(params, torch._foreach_mul(grads, rho / (norm + 1e-12)))
+    return here
+
+
+def shared_out(total: Mapping[str, Tensor] | None, steps: int) -> Params | None:
+    """A sum over steps as their mean, where one was kept."""
+    if total is None:
+        return None
+    return Params({k: (t / steps).contiguous() for k, t in total.items()})
 
 
 def batch_seeds(stream: Stream, n: int, batch: int) -> list[tuple[int, int, int]]:

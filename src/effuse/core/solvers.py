@@ -21,6 +21,7 @@ class Fit(NamedTuple):
     images: int
     loss: float  # the mean over all images seen
     average: Params | None = None  # the per-step EMA of the weights, where the solver keeps one
+    gradient: Params | None = None  # the mean of the raw gradients over the steps, where it was asked for
 
 
 @spec

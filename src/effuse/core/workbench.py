@@ -68,6 +68,8 @@ class Workbench:
         direction: Direction | None = None,
         given: Given | None = None,
         average: Params | None = None,
+        rho: float | None = None,
+        gradient: bool = False,
     ) -> Fit:
         """Train the network in place on a shard."""
         if not len(data):
@@ -84,6 +86,7 @@ class Workbench:
         work = Work(
             solver=solver, shard=data, lr=self.rate(solver), stream=self.stream("fit"), place=self.id, where=self.where,
             loss=loss, direction=direction, given=given or {}, optimiser=kept, average=average,
+            rho=rho, gradient=gradient,
         )  # fmt: skip
         with span("step"):
             done, kept = self.machine.fit(net, work)

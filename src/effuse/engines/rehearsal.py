@@ -51,7 +51,8 @@ class Hollow(Machine):
         kept = None
         if work.solver.state == "kept":
             kept = Params({f"{m}/{k}": t for m in ("exp_avg", "exp_avg_sq") for k, t in params.items()})
-        return Fit(steps, images, 0.0, params if work.solver.ema else None), kept
+        average, gradient = params if work.solver.ema else None, params if work.gradient else None
+        return Fit(steps, images, 0.0, average, gradient), kept
 
     def generate(
         self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream

@@ -1,0 +1,79 @@
+"""MoFedSAM: Qu et al., 2022, "Generalized Federated Learning via Sharpness Aware Minimization", Algorithm 2."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat
+from torch import Tensor
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core.algorithm import Server, on_client
+from effuse.core.federation import Federation
+from effuse.core.model import Model
+from effuse.core.params import Mean, Params
+from effuse.core.solvers import SGD
+from effuse.core.spec import spec
+from effuse.core.task import Given
+from effuse.core.wire import message
+from effuse.core.workbench import Client
+
+
+@message
+class Moving(Server):
+    """The global model x and the global direction of the last round."""
+
+    delta: Params
+
+
+@message
+class Moved:
+    """A client's model after local training; its mean gradient where the momentum is made of those."""
+
+    y: Model
+    gradient: Params | None
+    steps: int
+    weight: float
+    loss: float
+
+
+def blended(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
+    """v = alpha g + (1 - alpha) Delta."""
+    alpha, delta = given["alpha"], given["delta"]
+    return {k: alpha * g + (1 - alpha) * delta[k] for k, g in grads.items()}
+
+
+@spec
+class MoFedSAM(FedAvg, name="mofedsam"):
+    """Clients minimise the loss a step rho uphill, along with the federation's last direction; twice the gradient cost."""
+
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.1
+    rho: PositiveFloat = 0.1
+    eta_g: PositiveFloat = 1.0
+    # under Adam an update divided by tau eta is no gradient and would swamp g, so the mean of raw gradients stands in for it
+    momentum: Literal["update", "gradients"] | None = (
+        None  # None: update under SGD, else gradients, which doubles the upload
+    )
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        return Moving(model, delta=model.params.zeros())
+
+    def round(self, server: Moving, fed: Federation) -> Server:
+        x, rate = server.model, fed.workbench.rate(self.local)
+        y, delta = Mean[Model](), Mean[Params]()
+        for _, u in fed.ask(self.train, fed.sample(self.cohort), x=x, delta=server.delta):
+            y.add(u.y, u.weight)
+            delta.add((x.params - u.y.params) / (u.steps * rate) if u.gradient is None else u.gradient, u.weight)
+            del u  # or it would live on while the next one is made
+        return Moving(y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g), delta=delta.value)
+
+    @on_client
+    def train(self, client: Client, x: Model, delta: Params) -> Moved:
+        net = client.load(x)
+        fit = client.fit(net, self.local, client.data, direction=blended, given={"alpha": self.alpha, "delta": delta},
+                         rho=self.rho, gradient=self.averages_gradients)  # fmt: skip
+        return Moved(client.unload(net), fit.gradient, fit.steps, self.weight(client), fit.loss)
+
+    @property
+    def averages_gradients(self) -> bool:
+        rule = self.momentum or ("update" if isinstance(self.local, SGD) else "gradients")
+        return rule == "gradients"

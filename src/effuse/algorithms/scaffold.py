@@ -1,0 +1,97 @@
+"""SCAFFOLD: Karimireddy et al., 2020, Algorithm 1, options I and II."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core.algorithm import Server, on_client
+from effuse.core.federation import Federation
+from effuse.core.model import Model
+from effuse.core.params import Mean, Params
+from effuse.core.solvers import SGD
+from effuse.core.spec import spec
+from effuse.core.task import Given
+from effuse.core.wire import message
+from effuse.core.workbench import Client
+
+
+@message
+class Controlled(Server):
+    """The global model x and the server's control variate c."""
+
+    c: Params
+
+
+@message
+class Corrected:
+    """A client's model after local training, and by how much its control variate changed."""
+
+    y: Model
+    dc: Params
+    weight: float
+    loss: float
+
+
+def corrected(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
+    """g - c_i + c."""
+    return {k: g - given["c_i"][k] + given["c"][k] for k, g in grads.items()}
+
+
+def still(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
+    """No step at all: the gradient is only looked at."""
+    return {k: g * 0.0 for k, g in grads.items()}
+
+
+@spec
+class Scaffold(FedAvg, name="scaffold"):
+    """FedAvg whose clients step along g - c_i + c, so that they drift less from each other; traffic is doubled."""
+
+    # "gradients" takes the mean of the raw gradients over the steps; under plain SGD it equals II, which holds for that alone
+    option: Literal["I", "II", "gradients"] | None = None  # None: II under plain SGD, else gradients
+    eta_g: PositiveFloat = 1.0
+    weights: Literal["size", "uniform"] = "uniform"  # as in the paper; c is always averaged so
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        return Controlled(model, c=model.params.zeros())
+
+    def round(self, server: Controlled, fed: Federation) -> Server:
+        x, c, S = server.model, server.c, fed.sample(self.cohort)
+        y, dc = Mean[Model](), Mean[Params]()
+        for _, update in fed.ask(self.train, S, x=x, c=c):
+            y.add(update.y, update.weight)
+            dc.add(update.dc, 1.0)
+            del update  # or it would live on while the next one is made
+        step = y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g)
+        return Controlled(step, c=c + (len(S) / len(fed.clients)) * dc.value)
+
+    @on_client
+    def train(self, client: Client, x: Model, c: Params) -> Corrected:
+        c_i = client.state.get("c_i", c.zeros())
+        net = client.load(x)
+        fit = client.fit(net, self.local, client.data, direction=corrected, given={"c_i": c_i, "c": c},
+                         gradient=self.rule == "gradients")  # fmt: skip
+        y = client.unload(net)
+        if self.rule == "I":
+            c_new = self.gradient_at(client, x)
+        elif self.rule == "II":
+            # tau, the number of batches: neither epochs nor images
+            c_new = c_i - c + (x.params - y.params) / (fit.steps * client.rate(self.local))
+        else:
+            c_new = fit.gradient
+        client.state["c_i"] = c_new
+        return Corrected(y, c_new - c_i, self.weight(client), fit.loss)
+
+    @property
+    def rule(self) -> str:
+        """How c_i is renewed: the option, or the one that holds for the solver."""
+        solver = self.local
+        plain = isinstance(solver, SGD) and not solver.momentum and not solver.weight_decay and solver.clip is None
+        return self.option or ("II" if plain else "gradients")
+
+    def gradient_at(self, client: Client, x: Model) -> Params:
+        """Option I: one more pass over the data, at x."""
+        look = SGD(lr=1.0, batch=self.local.batch, epochs=1)
+        return client.fit(client.load(x), look, client.data, direction=still, gradient=True).gradient

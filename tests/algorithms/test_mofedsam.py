@@ -1,0 +1,62 @@
+"""MoFedSAM by hand: two clients, one weight."""
+
+import json
+
+import pytest
+from hand import one_weight_recipe, trained
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.mofedsam import MoFedSAM
+from effuse.core.solvers import SGD, Adam
+from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
+
+STEP = SGD(lr=0.25, batch=4, steps=1)
+
+
+def direction(folder) -> float:
+    return RunFolder(folder).load_checkpoint().server.delta["w"].item()
+
+
+def test_two_rounds(tmp_path):
+    """loss (w - x)^2, lr 1/4, alpha 1/2, rho .1, one step a round, weights by size.
+
+    Round 1 from 0, Delta 0. Client 0 (x = 1): gradient -2, so uphill is w = -.1, where g = -2.2; v = -1.1, y = .275. Client 1 mirrors it:
+    -.275. Mean (3 x .275 - .275) / 4 = .1375; Delta = -.1375 / (1 x 1/4) = -.55.
+    Round 2 from .1375. Client 0: uphill .0375, g = -1.925, v = (-1.925 - .55) / 2 = -1.2375, y = .446875. Client 1: uphill .2375, g = 2.475,
+    v = (2.475 - .55) / 2 = .9625, y = -.103125. Mean (3 x .446875 - .103125) / 4 = .309375; Delta = -(.309375 - .1375) / (1/4) = -.6875.
+    """
+    algorithm = MoFedSAM(local=STEP, alpha=0.5, rho=0.1)
+    assert trained(one_weight_recipe(algorithm, rounds=1), tmp_path / "one") == pytest.approx(0.1375)
+    assert direction(tmp_path / "one") == pytest.approx(-0.55)
+    assert trained(one_weight_recipe(algorithm, rounds=2), tmp_path / "two") == pytest.approx(0.309375)
+    assert direction(tmp_path / "two") == pytest.approx(-0.6875)
+
+
+def test_tau_counts_batches(tmp_path):
+    """One image a batch, alpha 1, almost no rho: client 0 moves 0 -> .875 in three steps, client 1 to -.5 in one: -7/6 and 2, by size -.375."""
+    solver = SGD(lr=0.25, batch=1, epochs=1)
+    trained(one_weight_recipe(MoFedSAM(local=solver, alpha=1.0, rho=1e-6)), tmp_path)
+    assert direction(tmp_path) == pytest.approx((3 * -7 / 6 + 2) / 4, abs=1e-5)
+
+
+def test_adam_broadcasts_the_mean_perturbed_gradient(tmp_path):
+    """One step from 0: g = -2.2 and 2.2, by size -1.1, whatever alpha and Adam make of it."""
+    trained(one_weight_recipe(MoFedSAM(local=Adam(lr=0.1, batch=4, steps=1), alpha=0.5, rho=0.1)), tmp_path)
+    assert direction(tmp_path) == pytest.approx(-1.1)
+
+
+def test_without_perturbation_and_momentum_it_is_fedavg(tmp_path):
+    """alpha 1 leaves g alone; rho of 1e-12 moves no weight of this size: the same bits."""
+    solver = SGD(lr=0.25, batch=1, epochs=2)
+    a = trained(one_weight_recipe(MoFedSAM(local=solver, alpha=1.0, rho=1e-12), rounds=2), tmp_path / "a")
+    b = trained(one_weight_recipe(FedAvg(local=solver), rounds=2), tmp_path / "b")
+    assert a == pytest.approx(b, rel=1e-6)
+
+
+@pytest.mark.parametrize(("solver", "up"), [(STEP, 6), (Adam(lr=0.1, batch=4, steps=1), 12)])
+def test_traffic(solver, up, tmp_path):
+    """Model and direction go down: 2 x 2 x 3 rounds. The model comes up, under Adam with its mean gradient."""
+    run(one_weight_recipe(MoFedSAM(local=solver), rounds=3), tmp_path / "run")
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    assert ledger["training"]["parameters"] == {"up": up, "down": 12, "total": 12 + up}
