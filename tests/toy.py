@@ -5,8 +5,10 @@ from torch import Tensor, nn
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.scaffold import Scaffold
@@ -22,7 +24,9 @@ from effuse.core.wire import message
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
 from effuse.diffusion.objective import Denoise
+from effuse.diffusion.samplers import Ddim
 from effuse.diffusion.schedules import Linear
+from effuse.metrics.encoders import Pixels
 from effuse.models.saved import write_plain
 
 
@@ -178,6 +182,10 @@ def toy_recipe(**changes) -> Recipe:
 
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
+KEPT = Adam(lr=1e-2, batch=8, steps=2, state="kept")
+SYNTHESIS = {"warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5), "sampler": Ddim(batch=4, steps=2), "group": 2}
+# never satisfied, so that a run is as long as its rehearsal
+TEST = QuickTest(every=1, size=4, encoder=Pixels(side=2), threshold=1e-9)
 # every algorithm of the project, and toys that do what no real one does yet
 ALGORITHMS = {
     "fedavg": FedAvg(local=ADAM),
@@ -197,6 +205,13 @@ ALGORITHMS = {
     "scaffold, option I": Scaffold(local=ADAM, option="I", eta_g=0.5),
     "mofedsam, sgd": MoFedSAM(local=SGD(lr=0.05, batch=8, epochs=1, weight_decay=1e-3, clip=10.0), cohort=2),
     "mofedsam, adam": MoFedSAM(local=ADAM, rho=0.05),
+    "fedddpm": FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM),
+    "fedddpm, parts and kept optimisers": FedDDPM(
+        **SYNTHESIS, local=KEPT, central=KEPT, cohort=2, part=0.5, share=0.5
+    ),
+    "fedddpm+": FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=TEST),
+    "aux only": AuxOnly(**SYNTHESIS, central=ADAM),
+    "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
 }

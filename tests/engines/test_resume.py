@@ -6,11 +6,15 @@ import signal
 
 import pytest
 import torch
-from toy import ToyStateful, toy_recipe
+from toy import SYNTHESIS, TEST, ToyStateful, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
 from effuse.algorithms.feddiffuse import UDec
+from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
+from effuse.algorithms.mofedsam import MoFedSAM
+from effuse.algorithms.scaffold import Scaffold
 from effuse.core.errors import FederationError, RunError
 from effuse.core.machine import Eager
 from effuse.core.recipe import Evaluate
@@ -29,6 +33,14 @@ RECIPES = {
     "udec": toy_recipe(
         algorithm=UDec(local=ADAM, cohort=2), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)
     ),
+    "scaffold": toy_recipe(algorithm=Scaffold(local=Adam(lr=1e-2, batch=8, epochs=1), cohort=2), rounds=4),
+    "mofedsam": toy_recipe(algorithm=MoFedSAM(local=Adam(lr=1e-2, batch=8, epochs=1), cohort=2), rounds=3),
+    # four rounds of warm-up and synthesis by turns, two federated ones, a correction: fits 1, 2 | 3 | 4-6, 7-9 | 10
+    "fedddpm+": toy_recipe(
+        algorithm=FedDDPMPlus(**SYNTHESIS, local=Adam(lr=1e-2, batch=8, epochs=1), central=ADAM, test=TEST), rounds=2, ema=0.5
+    ),
+    "fedddpm": toy_recipe(algorithm=FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
+    "localaug": toy_recipe(algorithm=LocalAug(**SYNTHESIS, local=ADAM, cohort=2), rounds=2),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
 # where the process dies: (recipe, what it was doing, for the how-manieth time)
@@ -50,6 +62,24 @@ DEATHS = [
     ("udec", "fit", 4),  # a client that was met in this very round: it must be sent the whole model again
     ("udec", "renamed", 5),
     ("udec", "checkpoint", 2),
+    ("scaffold", "fit", 4),  # a client's variate is written, its reply not yet taken
+    ("scaffold", "checkpoint", 2),
+    ("mofedsam", "fit", 4),
+    ("fedddpm+", "fit", 2),  # during the warm-up of the first two clients
+    ("fedddpm+", "renamed", 3),  # a warm-up model is kept
+    ("fedddpm+", "drawing", 1),  # during synthesis
+    ("fedddpm+", "checkpoint", 2),  # at the end of a synthesis
+    ("fedddpm+", "fit", 3),  # the warm-up of the third client
+    ("fedddpm+", "drawing", 4),  # during the first test
+    ("fedddpm+", "fit", 8),
+    ("fedddpm+", "fit", 10),  # in the correction
+    ("fedddpm+", "checkpoint", 7),  # after it
+    ("fedddpm", "drawing", 3),
+    ("fedddpm", "fit", 7),  # in the first round's correction
+    ("fedddpm", "fit", 11),  # in the second's, whose optimiser was kept
+    ("localaug", "renamed", 7),  # a client has its share
+    ("localaug", "checkpoint", 5),  # sharing is over
+    ("localaug", "fit", 5),
     ("centralised", "fit", 3),
     ("centralised", "checkpoint", 3),
 ]
@@ -60,13 +90,18 @@ class Fate:
 
     def __init__(self, monkeypatch, event: str, n: int) -> None:
         self.left = n
-        fit, sync, rename = Eager.fit, os.fsync, os.replace
+        fit, draw, sync, rename = Eager.fit, Eager.generate, os.fsync, os.replace
         append, save, write_json = RunFolder.append, RunFolder.save_checkpoint, RunFolder.write_json
 
         def after_fit(machine, net, work):
             done = fit(machine, net, work)
             self.strike(event == "fit")
             return done
+
+        def after_drawing(machine, *args):
+            drawn = draw(machine, *args)
+            self.strike(event == "drawing")
+            return drawn
 
         def at_sync(handle):
             self.strike(event == "sync")
@@ -99,6 +134,7 @@ class Fate:
             write_json(folder, name, value)
 
         monkeypatch.setattr(Eager, "fit", after_fit)
+        monkeypatch.setattr(Eager, "generate", after_drawing)
         monkeypatch.setattr(os, "fsync", at_sync)
         monkeypatch.setattr(os, "replace", at_rename)
         monkeypatch.setattr(RunFolder, "append", at_line)

@@ -49,7 +49,7 @@ def still(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Give
 class Scaffold(FedAvg, name="scaffold"):
     """FedAvg whose clients step along g - c_i + c, so that they drift less from each other; traffic is doubled."""
 
-    # "gradients" takes the mean of the raw gradients over the steps; under plain SGD it equals II, which holds for that alone
+    # "gradients" is the mean of the raw gradients over the steps; under plain SGD it equals II, which holds for that alone
     option: Literal["I", "II", "gradients"] | None = None  # None: II under plain SGD, else gradients
     eta_g: PositiveFloat = 1.0
     weights: Literal["size", "uniform"] = "uniform"  # as in the paper; c is always averaged so

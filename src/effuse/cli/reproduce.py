@@ -70,6 +70,8 @@ def show_table(report: dict[str, Any]) -> None:
         beside = [_number(row["also"].get(metric)) for metric in also]
         page.add_row(*map(str, row["labels"].values()), _printed(row), _ours(row), *beside)
     console().print(page)
+    if report["means"]:
+        console().print(_means(report["means"]))
     owners = "; ± over clients that own their models" if any(row["ours_spread"] is not None for row in rows) else ""
     console().print(f"ours: {', '.join(metrics)}{owners}", soft_wrap=True)
     for row in rows:
@@ -78,6 +80,19 @@ def show_table(report: dict[str, Any]) -> None:
     if not report["comparable"]:
         console().print(f"scale {report['scale']}: ours are not comparable with the printed numbers", soft_wrap=True)
     console().print(f"runs and table.json are in {report['out']}", soft_wrap=True)
+
+
+def _means(means: list[dict[str, Any]]) -> Page:
+    """The cells that repeat each other, as one."""
+    page = Page(title="mean ± standard deviation", title_justify="left")
+    for label in means[0]["labels"]:
+        page.add_column(label)
+    for column in ("printed", "ours", "runs"):
+        page.add_column(column, justify="right", overflow="fold")
+    for row in means:
+        ours = _number(row["mean"]) + ("" if row["std"] is None else f" ± {_number(row['std'])}")
+        page.add_row(*map(str, row["labels"].values()), _number(row["printed"]), ours, f"{row['done']} of {row['of']}")
+    return page
 
 
 def _printed(row: dict[str, Any]) -> str:

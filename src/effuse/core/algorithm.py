@@ -77,7 +77,8 @@ class Algorithm(Spec, ABC):
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         own = {name: _job(cls, f) for name, f in vars(cls).items() if getattr(f, "__on_client__", False)}
-        cls.jobs = {**cls.jobs, **own}
+        inherited = {name: job for base in reversed(cls.__mro__) for name, job in vars(base).get("jobs", {}).items()}
+        cls.jobs = {**inherited, **own}
 
     def solvers(self) -> list[Solver]:
         """Everything that trains here: the keys that are solvers."""
@@ -105,6 +106,10 @@ class Algorithm(Spec, ABC):
 
     def average(self, server: Server) -> Params | None:
         """A moving average of the weights that the algorithm keeps itself; reported beside the model."""
+        return None
+
+    def images(self, server: Server) -> Images | None:
+        """Synthetic images that the server keeps; they are measured beside the model's own when a run ends."""
         return None
 
     def own(self, client: Client, model: Model) -> Model:

@@ -94,6 +94,13 @@ class Shard:
     def histogram(self) -> list[int]:
         return self.dataset.histogram(self.rows)
 
+    def gathered(self) -> Dataset:
+        """A data set of these rows alone."""
+        rows = self.rows.to(self.dataset.images.device)
+        return dataclasses.replace(
+            self.dataset, images=self.dataset.images[rows], labels=self.dataset.labels[rows], groups=None, domains=None
+        )
+
 
 @spec
 class Source(Spec, ABC):

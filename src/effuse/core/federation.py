@@ -49,6 +49,7 @@ class Federation(ABC):
         self.snapshots: dict[int, str] = {}  # accepted client states
         self.durable: dict[int, str] = {}  # those that a checkpoint names
         self.losses: list[tuple[float, float]] = []  # (loss, weight) that clients reported in this round
+        self.memo: dict[str, Any] = {}  # what a server program computes once in a process, and after a restart again
         self.on_reply: Callable[[int, Any], None] = lambda client, reply: None
         self._call = 0
         self._busy: set[int] = set()

@@ -77,6 +77,10 @@ class Machine(ABC):
     stream: "torch.cuda.Stream | None" = None  # where it works beside other machines of the same GPU
     threads: int | None = None  # torch's own for each client at a time, where several machines share a CPU
 
+    def initial(self, arch: Arch, stream: Stream) -> Model:
+        """A model to start from."""
+        return arch.initial(stream).to(self.device)
+
     @abstractmethod
     def load(self, model: Model, owner: object = None) -> nn.Module:
         """A network holding the model's values; it is the owner's until `release`."""

@@ -12,7 +12,7 @@ class Cell:
     """One number: the run that gives ours, and the one that was printed."""
 
     labels: Mapping[str, str | int]  # where it stands: method, clients, ...
-    recipe: str  # a recipe's name or call
+    recipe: str  # a recipe's name or call; {scale} in it stands for the scale's name
     settings: tuple[str, ...] = ()  # KEY=VALUE, as `--set` takes them
     metric: str  # the key of our number in a run's metrics
     printed: float | None = None  # None where a figure shows a point without its number
@@ -39,6 +39,7 @@ class Table:
 
     title: str
     cells: tuple[Cell, ...]
+    repeats: str | None = None  # the label by which cells repeat each other, such as seed: their mean is reported too
     also: tuple[str, ...] = ()  # metrics shown beside, for which nothing was printed
     scales: Mapping[str, Scale] = dataclasses.field(default_factory=lambda: {"paper": Scale()})
 

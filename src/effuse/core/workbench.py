@@ -9,7 +9,7 @@ from effuse.core.data import Shard
 from effuse.core.errors import FederationError
 from effuse.core.machine import Machine, Work
 from effuse.core.metric import Images
-from effuse.core.model import Model
+from effuse.core.model import Arch, Model
 from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
@@ -45,6 +45,10 @@ class Workbench:
         """A stream of this place's own; every use gets a new one."""
         self._calls += 1
         return self._address.child(self._calls, purpose)
+
+    def initial(self, arch: Arch) -> Model:
+        """A model to start from, with random weights of this place's own."""
+        return self.machine.initial(arch, self.stream("initial"))
 
     def load(self, model: Model) -> nn.Module:
         """A network with the model's values, this job's to change."""

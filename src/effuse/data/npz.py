@@ -57,6 +57,21 @@ class CIFAR10(Source):
 
 
 @spec
+class CIFAR100(Source):
+    """Photographs of a hundred things, 50,000 and 10,000 of 32x32x3, from EFFUSE_DATA/cifar100.npz."""
+
+    transforms: tuple[Transform, ...] = ()
+
+    def load(self, split: Split) -> Dataset:
+        path = standard(
+            "cifar100.npz",
+            "convert https://www.cs.toronto.edu/~kriz/cifar.html with numpy.savez to the arrays train_images "
+            "(50000x32x32x3 uint8), train_labels (the fine ones), test_images and test_labels",
+        )
+        return read_npz(path, split, tuple(map(str, range(100))), "ignore", self.transforms)
+
+
+@spec
 class PathMNIST(Source, name="pathmnist"):
     """MedMNIST's colon pathology, nine tissues of 28x28x3, from EFFUSE_DATA/pathmnist.npz."""
 

@@ -1,5 +1,6 @@
 """Sources that need no files: embedded digits, labels without images, and several sources side by side."""
 
+import dataclasses
 from typing import Annotated
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.errors import DataError
+from effuse.core.rng import Stream
 from effuse.core.spec import spec
 from effuse.data.files import label_tensor, pixel_tensor
 from effuse.data.holdout import held_out
@@ -56,6 +58,26 @@ class Labels(Source):
         images = torch.empty((len(labels), self.channels, self.side, self.side), dtype=torch.uint8, device="meta")
         names = [str(c) for c in range(len(sizes))]
         return prepared(images, labels, names, split=split, transforms=self.transforms)
+
+
+@spec
+class Some(Source):
+    """A fixed random choice of another source's training images; all of its test images."""
+
+    source: Source
+    n: Count
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def load(self, split: Split) -> Dataset:
+        whole = self.source.load(split)
+        if split == "test":
+            return whole
+        if self.n > len(whole):
+            raise DataError(f"some: n={self.n}, but {self.source} has {len(whole)} training images; lower n")
+        chosen = Stream(("some", self.seed)).numpy().permutation(len(whole))[: self.n]
+        rows = torch.from_numpy(chosen).sort().values
+        kept = {k: getattr(whole, k) for k in ("images", "labels", "groups", "domains")}
+        return dataclasses.replace(whole, **{k: None if v is None else v[rows] for k, v in kept.items()})
 
 
 @spec

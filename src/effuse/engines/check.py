@@ -13,6 +13,7 @@ from effuse.engines.driver import Played, played
 from effuse.engines.evaluation import wanted_samples
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
+from effuse.engines.state import bytes_in
 from effuse.metrics.cost import activation_bytes, macs, parameters
 
 SMALLEST_SHARE = 10  # images below which a client is worth a warning
@@ -26,7 +27,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     refuse(recipe, train, test)
     model = hollow_model(recipe)
     fed = Rehearsal(recipe.algorithm, shards, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
-    rounds = rehearse(recipe, fed, model)
+    rounds, kept, states = rehearse(recipe, fed, model)
     ledger = fed.ledger.report()
     training = ledger[TRAINING]
     unknown = recipe.algorithm.early_stop
@@ -46,22 +47,25 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "traffic": traffic,
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train),
-        "disk": disk(recipe, fed, model),
+        "disk": disk(recipe, model, kept, states),
         "warnings": warnings(recipe, shards),
     }
 
 
-def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> list[dict[str, Any]]:
-    """Play every round on shapes; the traffic of each."""
+def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], int, int]:
+    """Play every round on shapes; the traffic of each, and the most bytes that the server's and all clients' states come to."""
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()
-    closed = []
+    closed, kept, states = [], 0, 0
     for done in played(recipe, fed, server, 0, 0):
         if done.look and recipe.algorithm.personal:
             _rehearse_evaluation(recipe, fed, done)
-        closed.append({k: v for k, v in fed.ledger.close().items() if k in ("parameters", "bytes")})
-    return closed
+        passed = fed.ledger.close()
+        closed.append({"phase": done.phase} | {k: passed[k] for k in ("parameters", "bytes")})
+        kept = max(kept, bytes_in(done.server))
+        states = max(states, sum(fed.worker.snapshots(k).nbytes for k in fed.clients))
+    return closed, kept, states
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
@@ -83,11 +87,10 @@ def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
     return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}
 
 
-def disk(recipe: Recipe, fed: Rehearsal, model: Model) -> dict[str, int]:
-    """Bytes a run folder comes to hold: a checkpoint and the next one, client states likewise, the model; more with an average."""
-    copies = 1 if recipe.ema is None else 2
-    states = sum(fed.worker.snapshots(k).nbytes for k in fed.clients)
-    parts = {"checkpoints": 2 * copies * model.params.nbytes, "clients": 2 * states, "model": copies * model.params.nbytes}
+def disk(recipe: Recipe, model: Model, kept: int, states: int) -> dict[str, int]:
+    """Bytes a run folder comes to hold: a checkpoint and the next, client states likewise, the model; more with an average."""
+    own, copies = model.params.nbytes, 1 if recipe.ema is None else 2
+    parts = {"checkpoints": 2 * (kept + (copies - 1) * own), "clients": 2 * states, "model": copies * own}
     return parts | {"total": sum(parts.values())}
 
 

@@ -180,7 +180,7 @@ class Run:
         traffic = fed.ledger.report()[TRAINING]["bytes"]["total"]
         self.observer.started(recipe, str(self.folder.path), t, self.machine.meter, traffic)
         checked, spent = time.monotonic(), 0.0
-        started, trained = time.monotonic(), 0
+        started, trained, evaluated = time.monotonic(), 0, 0
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
             with span("aggregate"):
@@ -188,12 +188,15 @@ class Run:
                     raise TrainingError(
                         f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
                     )
-                self.ema = self._averaged(server, model)
-            record = self._record(done, trained, time.monotonic() - started)
+                if done.federated:  # not over what came before federation
+                    self.ema = self._averaged(server, model)
+            record = self._record(done, trained, evaluated, time.monotonic() - started)
             if done.look:
                 self.observer.phase("evaluating")
                 with span("evaluate"):
                     self.metrics = self._evaluate(model, done.federated)
+                    if done.over:
+                        self.metrics |= self._evaluate_images(server)
                 record["metrics"] = {name: m["value"] for name, m in self.metrics.items()}
             record["traffic"] = fed.ledger.close()
             record["seconds"] = {"round": record["seconds"], "total": time.monotonic() - started}
@@ -209,7 +212,7 @@ class Run:
                 checked = time.monotonic()
                 spent = checked - before
                 self.observer.phase("training")
-            started, trained = time.monotonic(), self.machine.meter.images
+            started, trained, evaluated = time.monotonic(), self.machine.meter.images, self.machine.meter.evaluations
         with span("checkpoint"):
             return self._finish(server, federated)
 
@@ -239,16 +242,17 @@ class Run:
             return model  # also restarted when the network was cut
         return self.ema.lerp(model, 1 - self.recipe.ema)
 
-    def _record(self, done: "Played", trained: int, seconds: float) -> dict[str, Any]:
+    def _record(self, done: "Played", trained: int, evaluated: int, seconds: float) -> dict[str, Any]:
         weight = sum(w for _, w in self.fed.losses)
         loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
-        images = self.machine.meter.images - trained
+        images, evaluations = self.machine.meter.images - trained, self.machine.meter.evaluations - evaluated
         return {
             "t": done.t,
             "phase": done.phase,
             "federated": done.federated,
             "loss": loss,
             "images": images,
+            "evaluations": evaluations,  # of networks, while drawing images
             "seconds": seconds,
         }
 
@@ -265,6 +269,10 @@ class Run:
             smooth = self.evaluator.look(self.ema, picture.with_stem(f"{picture.stem}-ema"))
             found |= {f"{name}_ema": m for name, m in smooth.items()}
         return found
+
+    def _evaluate_images(self, server: Server) -> dict[str, Any]:
+        kept = self.recipe.algorithm.images(server)
+        return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.look_at_images(kept).items()}
 
     def _checkpoint(self, server: Server, t: int, federated: int) -> None:
         fed, state = self.fed, self.fed.workbench.state
@@ -300,7 +308,7 @@ class Run:
         images, per_round = 0, []
         for record in self.folder.each_record():
             images += record["images"]
-            per_round.append({k: record["traffic"][k] for k in ("parameters", "bytes")})
+            per_round.append({"phase": record["phase"]} | {k: record["traffic"][k] for k in ("parameters", "bytes")})
         self.folder.write_json("ledger.json", ledger | {"per_round": per_round})
         result = {
             "weights_sha256": weights_digest(model, self.digests),

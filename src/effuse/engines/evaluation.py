@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RunError
 from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.machine import Eager, Machine
-from effuse.core.metric import Images, Measurement, Subject
+from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
-from effuse.core.rng import stream
+from effuse.core.rng import Stream, stream
 from effuse.core.spec import text
 from effuse.core.task import Net
 from effuse.core.workbench import SERVER, Workbench
@@ -45,15 +46,17 @@ class Evaluator:
             return None
         return self.bench.generate(model, n, self.recipe.sampler, stream=evaluation_stream(self.recipe.seed))
 
-    def measure(self, images: Images | None, model: Model | None) -> dict[str, Measurement]:
-        """Every metric of the recipe."""
+    def measure(
+        self, images: Images | None, model: Model | None, metrics: tuple[Metric, ...] | None = None
+    ) -> dict[str, Measurement]:
+        """Every metric of the recipe, or others."""
         subject = Subject(
             train=self.train, test=self.test, data=text(self.recipe.data, full=False), device=self.bench.machine.device,
             samples=_taker(images), predict=None if model is None else self._predictor(model), cache=self.cache,
             memo=self.memo,
         )  # fmt: skip
         found: dict[str, Measurement] = {}
-        for metric in self.recipe.evaluate.metrics:
+        for metric in self.recipe.evaluate.metrics if metrics is None else metrics:
             found.update(metric.measure(subject))
         return found
 
@@ -72,6 +75,12 @@ class Evaluator:
         if images is not None and self.recipe.evaluate.grid:
             save_grid(images.first(self.recipe.evaluate.grid), picture)
         return {name: report(m) for name, m in self.measure(images, model).items()}
+
+    def look_at_images(self, images: Images) -> dict[str, Any]:
+        """The recipe's metrics of samples, of a random choice of images that are there already, as far as they go."""
+        order = torch.from_numpy(Stream(("images",)).numpy().permutation(len(images)))
+        metrics = tuple(replace(m, n=min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
+        return {name: report(m) for name, m in self.measure(images.rows(order), None, metrics).items()}
 
     def look_at_clients(
         self, fed: Federation, model: Model, pictures: Path, average: bool = False

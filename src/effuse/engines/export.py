@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 
 import effuse
+from effuse.core.algorithm import fields_of
 from effuse.core.errors import RunError
 from effuse.core.metric import Images
+from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.sampler import Sampler
 from effuse.core.spec import text
+from effuse.diffusion.synthesis import Synthetic
 from effuse.engines.files import write_atomically, writing
+from effuse.engines.folder import RunFolder
 from effuse.engines.grid import save_grid
 from effuse.engines.save import Loaded
 
@@ -31,17 +35,42 @@ def export(
     sampler: Sampler | None,
 ) -> Path:
     """Write images as a picture, a folder with one subfolder per class, or arrays; returns what was written."""
-    provenance = {
-        "made_by": f"effuse {effuse.__version__}",
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "synthetic": True,
-        "run": str(opened.run),
+    provenance = _made(opened.run, opened.recipe) | {
         "weights_sha256": opened.model.params.digest(),
-        "recipe": opened.recipe.saved(),
         "sampler": text(sampler or opened.recipe.sampler),
         "asked": asked,
         "batches": seeds,  # plain diffusers draws each batch again from its torch seed
     }
+    return _written(images, form, where, provenance)
+
+
+def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
+    """Write the images that a run's server drew from its clients' models, with each one's client; where, and how many."""
+    recipe = Recipe.restore(read_manifest(run)["recipe"])
+    checkpoint = RunFolder(run).load_checkpoint()
+    held = [] if checkpoint is None else fields_of(checkpoint.server).values()
+    found = next((value for value in held if isinstance(value, Synthetic)), None)
+    if found is None:
+        raise RunError(
+            f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not come so far; "
+            "`effuse sample` draws from a finished model"
+        )
+    provenance = _made(run, recipe) | {"sampler": text(recipe.algorithm.sampler), "auxiliary": len(found)}  # type: ignore[attr-defined]
+    return _written(found.images(recipe.model.conditional), form, where, provenance, found.origin.tolist()), len(found)
+
+
+def _made(run: Path, recipe: Recipe) -> dict[str, Any]:
+    """What every export says of itself."""
+    return {
+        "made_by": f"effuse {effuse.__version__}",
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "synthetic": True,
+        "run": str(run),
+        "recipe": recipe.saved(),
+    }
+
+
+def _written(images: Images, form: str, where: Path, provenance: dict[str, Any], origin: list[int] | None = None) -> Path:
     if form == "grid":
         path = _named(where, ".png")
         save_grid(images, path)
@@ -54,13 +83,15 @@ def export(
         arrays = {"images": images.bytes().permute(0, 2, 3, 1).numpy()}
         if images.labels is not None:
             arrays["labels"] = images.labels.numpy()
+        if origin is not None:
+            arrays["origin"] = np.array(origin)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays, provenance=np.array(json.dumps(provenance)))
         write_atomically(path, buffer.getvalue())
         return path
     require_empty(where)
     with writing(where):
-        _folder(images, where)
+        _folder(images, where, origin)
     _note(where / "provenance.json", provenance)
     return where
 
@@ -76,7 +107,7 @@ def _named(path: Path, suffix: str) -> Path:
     return path if path.suffix == suffix else path.with_name(path.name + suffix)
 
 
-def _folder(images: Images, where: Path) -> None:
+def _folder(images: Images, where: Path, origin: list[int] | None) -> None:
     from PIL import Image
 
     where.mkdir(parents=True, exist_ok=True)
@@ -87,9 +118,10 @@ def _folder(images: Images, where: Path) -> None:
         path = where / label / f"{i:06d}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(path)
-        names.append((f"{label}/{path.name}", label))
+        names.append((f"{label}/{path.name}", label, *([] if origin is None else [origin[i]])))
+    head = ("file", "label", *([] if origin is None else ["client"]))
     with open(where / "labels.csv", "w", newline="") as file:
-        csv.writer(file).writerows([("file", "label"), *names])
+        csv.writer(file).writerows([head, *names])
 
 
 def _note(path: Path, provenance: dict[str, Any]) -> None:

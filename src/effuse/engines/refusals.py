@@ -1,5 +1,7 @@
 """What would fail after an hour, refused in the first second: `check`, `run` and `evaluate` ask here before they compute."""
 
+import dataclasses
+
 import torch
 
 from effuse.core.data import Dataset
@@ -8,6 +10,7 @@ from effuse.core.metric import Outlook
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
+from effuse.core.sampler import Sampler
 from effuse.core.task import Batch, Net
 from effuse.models.classify import Classify
 
@@ -37,8 +40,12 @@ def refuse_model(recipe: Recipe, train: Dataset) -> None:
 def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     """A sampler or metrics that the task, the model or the data cannot serve."""
     conditional = recipe.model.conditional
-    if recipe.sampler is not None:
-        recipe.sampler.ready(recipe.task, conditional)
+    own = [
+        getattr(recipe.algorithm, f.name) for f in dataclasses.fields(recipe.algorithm)
+    ]  # an algorithm may draw images too
+    for sampler in (recipe.sampler, *own):
+        if isinstance(sampler, Sampler):
+            sampler.ready(recipe.task, conditional)
     outlook = Outlook(
         classifies=isinstance(recipe.task, Classify), conditional=conditional, classes=recipe.model.shape.classes,
         real={"train": len(train), "test": len(test)},

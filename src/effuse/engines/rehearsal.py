@@ -32,13 +32,19 @@ class Hollow(Machine):
         self._nets: dict[Arch, nn.Module] = {}
         self._values: dict[Arch, tuple[Params, Buffers]] = {}
 
+    def initial(self, arch: Arch, stream: Stream) -> Model:
+        return Model(arch, *self.values(self._net(arch)))
+
     def load(self, model: Model, owner: object = None) -> nn.Module:
-        if model.arch not in self._nets:
+        return self._net(model.arch)
+
+    def _net(self, arch: Arch) -> nn.Module:
+        if arch not in self._nets:
             with self.device:
-                self._nets[model.arch] = net = model.arch.build()
-            net.arch = model.arch  # type: ignore[assignment]
-            self._values[model.arch] = super().values(net)
-        return self._nets[model.arch]
+                self._nets[arch] = net = arch.build()
+            net.arch = arch  # type: ignore[assignment]
+            self._values[arch] = super().values(net)
+        return self._nets[arch]
 
     def values(self, net: nn.Module) -> tuple[Params, Buffers]:
         return self._values[net.arch]  # type: ignore[index]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Reproduction:
 
     def _plan(self, cell: Cell) -> Planned:
         settings = (*cell.settings, *self.scale.settings)
-        recipe = find_recipe(cell.recipe)[1].changed(list(settings))
+        recipe = find_recipe(cell.recipe.replace("{scale}", self.scale_name))[1].changed(list(settings))
         return Planned(cell, recipe, settings, RunFolder(self.out / cell.name))
 
     def select(self, only: str | None) -> list[Planned]:
@@ -73,8 +74,23 @@ class Reproduction:
             "scale": self.scale_name,
             "comparable": self.scale.comparable,
             "out": str(self.out),
-            "cells": [self.row(plan) for plan in self.planned.values()],
+            "cells": (rows := [self.row(plan) for plan in self.planned.values()]),
+            "means": self._means(rows),
         }
+
+    def _means(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Mean and standard deviation over the cells that repeat each other, as far as they are done."""
+        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in rows if self.table.repeats else []:
+            labels = {k: v for k, v in row["labels"].items() if k != self.table.repeats}
+            groups.setdefault(tuple(labels.items()), []).append(row)
+        means = []
+        for labels, group in groups.items():
+            ours = [row["ours"] for row in group if row["ours"] is not None]
+            mean = {"labels": dict(labels), "metric": group[0]["metric"], "printed": group[0]["printed"]}
+            mean |= {"done": len(ours), "of": len(group), "mean": statistics.fmean(ours) if ours else None}
+            means.append(mean | {"std": statistics.stdev(ours) if len(ours) > 1 else None})
+        return means
 
     def row(self, plan: Planned) -> dict[str, Any]:
         """One cell: the printed number, ours, and how far ours has come."""

@@ -74,21 +74,22 @@ class Remembered(Snapshots):
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Any]] = {}
+        self.nbytes = 0  # what the newest snapshot would take on disk, less a header
 
     def read(self, name: str | None) -> dict[str, Any]:
         return {} if name is None else dict(self._kept[name])
 
     def write(self, name: str, state: dict[str, Any]) -> None:
         self._kept[name] = dict(state)
-
-    @property
-    def nbytes(self) -> int:
-        """What the newest snapshot would take on disk, less a header."""
-        newest = list(self._kept.values())[-1:]
-        return sum(t.nbytes for state in newest for v in state.values() for t in each_params(v))
+        self.nbytes = bytes_in(list(state.values()))
 
     def prune(self, keep: set[str | None]) -> None:
         self._kept = {k: v for k, v in self._kept.items() if k in keep}
+
+
+def bytes_in(value: Any) -> int:
+    """The bytes of all tensors within messages or containers of them."""
+    return sum(item.nbytes for item in each_params(value))
 
 
 def pack_state(state: dict[str, Any]) -> bytes:

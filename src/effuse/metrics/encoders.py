@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor
 
 from effuse.core.data import Split
@@ -90,6 +92,26 @@ class Inception(Encoder):
     def network(self, subject: Subject) -> Network:
         net = inception.load(self.weights).to(subject.device)
         return lambda images: (net(inception.prepared(images)), None)
+
+
+@spec
+class Pixels(Encoder):
+    """No network: the image itself, averaged down to `side` pixels a side."""
+
+    preprocessing: ClassVar[str] = "uint8, [0, 1], averaged over a grid"
+    has_head: ClassVar[bool] = False
+    batch: ClassVar[int] = 1000
+
+    side: PositiveInt = 8
+
+    def identity(self, subject: Subject) -> str:
+        return "pixels"
+
+    def network(self, subject: Subject) -> Network:
+        return lambda images: (
+            F.adaptive_avg_pool2d(images.float() / 255, min(self.side, images.shape[-1])).flatten(1),
+            None,
+        )
 
 
 def stored(pixels: Tensor, clipped: bool) -> Tensor:

@@ -1,0 +1,171 @@
+"""From warm-up models to an auxiliary image set, as FedDDPM and its rivals begin (Peng et al., 2025, section III)."""
+
+import dataclasses
+import math
+from abc import ABC
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
+from effuse.core.data import Dataset, Shard
+from effuse.core.errors import RecipeError
+from effuse.core.federation import Federation
+from effuse.core.metric import Images
+from effuse.core.model import Arch, Model
+from effuse.core.sampler import Sampler
+from effuse.core.solvers import Solver
+from effuse.core.spec import spec
+from effuse.core.wire import message
+from effuse.core.workbench import Client, Workbench
+from effuse.diffusion.samplers import Ancestral
+
+WARM_UP, SYNTHESIS = "warm-up", "synthesis"
+WARMED = "warm-up model"  # its place in a client's state
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+@message
+class Synthetic:
+    """Images that the server drew from clients' models, each with the client that it came from."""
+
+    pixels: Tensor  # uint8, N x C x H x W
+    labels: Tensor  # int64; all nought where the models know no classes
+    origin: Tensor  # int64, a client's number
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, chosen: Tensor) -> "Synthetic":
+        return Synthetic(self.pixels[chosen], self.labels[chosen], self.origin[chosen])
+
+    def images(self, labelled: bool) -> Images:
+        """As a model would have drawn them, in [-1, 1]."""
+        return Images(self.pixels.cpu().float() / 127.5 - 1.0, self.labels.cpu() if labelled else None)
+
+    def shard(self, classes: int, device: torch.device) -> Shard:
+        """As training data."""
+        data = Dataset(self.pixels, self.labels.cpu(), tuple(map(str, range(classes))))
+        return Shard.whole(data.to(device) if device.type != "meta" else data)
+
+
+@message
+class Gathering(Server):
+    """The global model, the clients that a phase has yet to turn to, and the auxiliary set so far."""
+
+    pending: tuple[int, ...] = ()
+    auxiliary: Synthetic | None = None
+
+
+@message
+class Warm:
+    """All that a client tells of its warm-up."""
+
+    weight: float
+    loss: float
+
+
+@message
+class Upload:
+    """A client's own model, and what the server must know to draw in proportion from it."""
+
+    model: Model
+    size: int
+    histogram: tuple[int, ...] | None  # images of each class, where the model is told classes
+
+
+@spec
+class Synthesising(Algorithm, ABC):
+    """An algorithm that begins with a model per client and the images that the server draws from them."""
+
+    warmup: Solver  # of each client's own model; any solver, a private one too
+    sampler: Sampler = Ancestral(
+        batch=100
+    )  # of the auxiliary set; batches are drawn whole, so few images want small batches
+    share: Fraction = 0.1  # |A_i| = 0.1 m_i; drawn once, since "in each round" contradicts "before training" in the paper
+    group: PositiveInt = 10  # clients in a round of warm-up or synthesis: the most that a killed run does again
+
+    def __post_init__(self) -> None:
+        getattr(super(), "__post_init__", lambda: None)()
+        if self.warmup.state == "kept":
+            raise RecipeError("algorithm.warmup.state: a warm-up is one fit and keeps nothing; leave it out")
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        return Gathering(model, phase=WARM_UP, pending=tuple(fed.clients))
+
+    def prepares(self, server: Server) -> bool:
+        return server.phase in (WARM_UP, SYNTHESIS)
+
+    def prepare(self, server: Gathering, fed: Federation, then: str = FEDERATE) -> Gathering:
+        """One round of warm-up, or of synthesis from it, for the next few clients: no more than their models lie about."""
+        now, pending = server.pending[: self.group], server.pending[self.group :]
+        if server.phase == WARM_UP:
+            for _ in fed.ask(self.warm_up, now, arch=server.model.arch):
+                pass
+            return dataclasses.replace(server, phase=SYNTHESIS)
+        drawn = [] if server.auxiliary is None else [server.auxiliary]
+        for k, upload in fed.ask(self.upload, now):  # one model at a time
+            n = max(1, round(self.share * upload.size))
+            drawn.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, upload.histogram))
+            del upload
+        return dataclasses.replace(server, auxiliary=together(drawn), pending=pending, phase=WARM_UP if pending else then)
+
+    @on_client
+    def warm_up(self, client: Client, arch: Arch) -> Warm:
+        net = client.load(client.initial(arch))
+        fit = client.fit(net, self.warmup, client.data)
+        model = client.unload(net)
+        # kept until it is asked for, so that neither a killed warm-up nor a lost upload costs the others theirs
+        client.state[WARMED] = model if fit.average is None else model.holding(fit.average)
+        return Warm(float(client.size), fit.loss)
+
+    @on_client
+    def upload(self, client: Client) -> Upload:
+        model = client.state.pop(WARMED)
+        return Upload(model, client.size, tuple(client.data.histogram) if model.arch.conditional else None)
+
+    def images(self, server: Gathering) -> Images | None:
+        return None if server.auxiliary is None else server.auxiliary.images(server.model.arch.conditional)
+
+
+def synthesised(
+    bench: Workbench, client: int, model: Model, n: int, sampler: Sampler, histogram: Sequence[int] | None = None
+) -> Synthetic:
+    """Draw `n` images from a client's model, its classes in proportion to the client's own."""
+    labels = torch.zeros(n, dtype=torch.int64) if histogram is None else in_proportion(histogram, n)
+    # a batch is drawn whole even when some of it is thrown away: one recording of the sampler serves every client
+    whole = math.ceil(n / sampler.batch) * sampler.batch
+    asked = None if histogram is None else torch.cat([labels, labels[-1:].expand(whole - n)])
+    drawn = bench.generate(model, whole, sampler, asked).first(n)
+    pixels = drawn.pixels.to(torch.uint8) if drawn.pixels.is_meta else drawn.bytes()
+    return Synthetic(pixels, labels, torch.full((n,), client))
+
+
+def in_proportion(histogram: Sequence[int], n: int) -> Tensor:
+    """`n` labels in the proportions of a histogram, by largest remainders."""
+    total = sum(histogram)
+    counts = [n * h // total for h in histogram]
+    rest = sorted(range(len(histogram)), key=lambda c: (-(n * histogram[c] % total), c))[: n - sum(counts)]
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor([k + (c in rest) for c, k in enumerate(counts)]))
+
+
+def together(parts: Sequence[Synthetic]) -> Synthetic:
+    """Several sets as one, in their order."""
+    device = parts[-1].pixels.device  # what a checkpoint gave back may lie elsewhere
+    pixels = torch.cat([p.pixels.to(device) for p in parts])
+    return Synthetic(pixels, torch.cat([p.labels.cpu() for p in parts]), torch.cat([p.origin.cpu() for p in parts]))
+
+
+def joined(shard: Shard, more: Synthetic) -> Shard:
+    """A client's data with synthetic images added, stored as its own are."""
+    data = shard.gathered()
+    own, labels = data.images, more.labels
+    if more.pixels.is_meta:  # a rehearsal, in which nothing but the client's labels is real
+        own, labels = own.to("meta"), torch.zeros(len(more), dtype=torch.int64)
+    added = more.pixels if data.peak == 255 else (more.pixels.float() * (data.peak / 255)).round()
+    images = torch.cat([own, added.to(own.device, own.dtype)])
+    labels = torch.cat([data.labels, labels.to(data.labels.device)])
+    return Shard.whole(dataclasses.replace(data, images=images, labels=labels))

@@ -1,0 +1,261 @@
+"""FedDDPM, FedDDPM+ and LocalAug by hand: two clients, one weight, and a model that draws its own weight."""
+
+import json
+
+import pytest
+import torch
+from hand import one_weight_recipe, trained
+from toy import ALGORITHMS, SYNTHESIS, toy_recipe
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest, leading
+from effuse.algorithms.localaug import LocalAug
+from effuse.core.errors import EffuseError
+from effuse.core.recipe import Evaluate
+from effuse.core.sampler import Sampler
+from effuse.core.solvers import SGD, Adam
+from effuse.core.spec import spec
+from effuse.diffusion.samplers import Ddim
+from effuse.engines.check import check, rehearse
+from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
+from effuse.engines.refusals import hollow_model
+from effuse.engines.rehearsal import Rehearsal
+from effuse.engines.state import Snapshots
+from effuse.metrics.classifier import Classifier
+from effuse.metrics.distances import frechet, moments
+from effuse.metrics.encoders import Pixels
+from effuse.metrics.fidelity import FID
+
+
+@spec
+class HandSampler(Sampler):
+    """Draws images of the colour that the weight says."""
+
+    batch: int = 2
+
+    def draw(self, net, task, shape, labels, generator, tick):
+        tick()
+        return net(torch.zeros(shape)).reshape(-1, 1, 1, 1).clamp(-1, 1)
+
+    def scheduler(self, task):
+        return None
+
+
+HALF, WHOLE = SGD(lr=0.25, batch=4, steps=1), SGD(lr=0.5, batch=4, steps=1)
+PREPARED = {"warmup": HALF, "sampler": HandSampler(), "share": 1.0}
+# a half is stored as 191 of 255, which is read as
+C = 191 / 127.5 - 1
+
+
+def server(folder):
+    return RunFolder(folder).load_checkpoint().server
+
+
+def phases(folder) -> list[str]:
+    return [record["phase"] for record in RunFolder(folder).records()]
+
+
+def test_one_round_of_fedddpm(tmp_path):
+    """loss (w - x)^2; lr 1/4 goes half way to the data, lr 1/2 all the way.
+
+    Warm-up from 0: models .5 and -.5. A: three images of c = .498 from client 0, which holds three, one of -c from client 1.
+    Round: the clients reach 1 and -1, uniformly 0. Correction, half way to A's mean: (3c - c) / 4 / 2 = c / 4.
+    """
+    recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF))
+    assert trained(recipe, tmp_path) == pytest.approx(C / 4)
+    A = server(tmp_path).auxiliary
+    assert A.pixels.flatten().tolist() == [191, 191, 191, 64] and A.origin.tolist() == [0, 0, 0, 1]
+    assert phases(tmp_path) == ["warm-up", "synthesis", "federate"]
+
+
+def test_weights_by_size_and_several_rounds(tmp_path):
+    """By size the clients' mean is .5 in every round, whatever the correction did; half way to A's c/2 is .25 + c/4."""
+    recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size"), rounds=3)
+    assert trained(recipe, tmp_path) == pytest.approx(0.25 + C / 4)
+
+
+def test_groups_take_turns_and_change_nothing_here(tmp_path):
+    recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, group=1))
+    assert trained(recipe, tmp_path) == pytest.approx(C / 4)
+    assert phases(tmp_path) == ["warm-up", "synthesis", "warm-up", "synthesis", "federate"]
+
+
+def test_a_part_of_the_auxiliary_set(tmp_path):
+    """Half of A's four images, drawn anew: two of c, or one of each; the correction ends at c/2 or at 0."""
+    ends = set()
+    for seed in range(6):
+        algorithm = FedDDPM(**PREPARED, local=WHOLE, central=HALF, part=0.5)
+        ends.add(round(trained(one_weight_recipe(algorithm, seed=seed), tmp_path / str(seed)), 4))
+    assert ends == {round(C / 2, 4), 0.0}
+
+
+def test_the_average_of_a_warm_up_is_uploaded_where_one_is_kept(tmp_path):
+    """EMA with decay .5 of a first step to .5, from 0: .25, stored as 159."""
+    warmup = SGD(lr=0.25, batch=4, steps=1, ema=0.5)
+    trained(one_weight_recipe(FedDDPM(**PREPARED | {"warmup": warmup}, local=WHOLE, central=HALF)), tmp_path)
+    assert server(tmp_path).auxiliary.pixels.flatten().tolist() == [159, 159, 159, 96]
+
+
+def test_auxiliary_images_and_warm_up_models_do_not_stay_with_clients(tmp_path):
+    """The ledger has one model up for each client's warm-up, and nothing but models after that."""
+    run(one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF), rounds=2), tmp_path / "run")
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    sent = [(r["phase"], r["parameters"]["up"], r["parameters"]["down"], r["bytes"]["total"]) for r in ledger["per_round"]]
+    assert sent == [("warm-up", 0, 0, 0), ("synthesis", 2, 0, 8), ("federate", 2, 2, 16), ("federate", 2, 2, 16)]
+    ended = RunFolder(tmp_path / "run").load_checkpoint()
+    for k in (0, 1):
+        assert Snapshots(tmp_path / "run" / "clients" / str(k)).read(ended.snapshots[k]) == {}
+
+
+def test_localaug_sends_each_client_a_share_and_charges_it(tmp_path):
+    """A of four bytes is split two and two. Whole-way steps end at the mean of own and shared images.
+
+    Client 0: (3 + its two) / 5, client 1: (-1 + its two) / 3, where one of the two clients gets {c, c} and the other {c, -c}.
+    """
+    algorithm = LocalAug(**PREPARED, local=SGD(lr=0.5, batch=8, steps=1), weights="uniform")
+    mixed = ((3 + 2 * C) / 5 + (-1 + 0) / 3) / 2, ((3 + 0) / 5 + (-1 + 2 * C) / 3) / 2
+    assert trained(one_weight_recipe(algorithm), tmp_path / "run") in [pytest.approx(m) for m in mixed]
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    sharing = next(r for r in ledger["per_round"] if r["phase"] == "sharing")
+    # two images of a byte for each of two clients, with a label and an origin of eight bytes
+    assert sharing["bytes"] == {"up": 0, "down": 4 * (1 + 8 + 8), "total": 68} and sharing["parameters"]["total"] == 0
+    assert phases(tmp_path / "run") == ["warm-up", "synthesis", "sharing", "federate"]
+
+
+def test_training_on_the_auxiliary_set_alone(tmp_path):
+    """Half way to A's mean c/2, twice, from 0: c/4, then 3c/8; not one client is asked after the synthesis."""
+    recipe = one_weight_recipe(AuxOnly(**PREPARED, central=HALF), rounds=2)
+    assert trained(recipe, tmp_path) == pytest.approx(3 * C / 8)
+    ledger = json.loads((tmp_path / "ledger.json").read_text())
+    assert [r["parameters"]["total"] for r in ledger["per_round"]] == [0, 2, 0, 0]
+
+
+def test_quick_test_traces():
+    """gamma .4, threshold .2: 10 is stored; 9 gives 9.6; 9.5 is within .2 of it and leaves it."""
+    test = QuickTest(gamma=0.4, threshold=0.2)
+    assert test.judge(None, 10.0) == (False, 10.0)
+    assert test.judge(10.0, 9.0) == (False, pytest.approx(9.6))
+    assert test.judge(9.6, 9.5) == (True, 9.6)
+    assert test.judge(9.6, 9.75) == (True, 9.6) and test.judge(9.6, 9.81)[0] is False
+
+
+def plus(**changes):
+    return FedDDPMPlus(**PREPARED | {"local": WHOLE, "central": HALF, "weights": "size"} | changes)
+
+
+def scripted(monkeypatch, *scores):
+    left = list(scores)
+    monkeypatch.setattr(QuickTest, "score", lambda self, model, A, sampler, fed: left.pop(0))
+
+
+def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
+    """Tests in rounds 0, 2 and 4 give 10, 9 and 9.5: the federated rounds end with round 4, the fifth, and a correction follows.
+
+    By size the clients' mean is .5 in every round; the correction goes half way from there to c/2.
+    """
+    scripted(monkeypatch, 10.0, 9.0, 9.5)
+    recipe = one_weight_recipe(plus(test=QuickTest(every=2, encoder=Pixels())), rounds=9)
+    assert trained(recipe, tmp_path / "run") == pytest.approx(0.25 + C / 4)
+    assert phases(tmp_path / "run") == ["warm-up", "synthesis", *["federate"] * 5, "correction"]
+    ended = server(tmp_path / "run")
+    assert ended.scores == (10.0, 9.0, 9.5) and ended.average == pytest.approx(9.6)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["rounds"] == 5
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    recipe = recipe.resolved(recipe.data.load("train"))
+    fed = Rehearsal(recipe.algorithm, recipe.shards(recipe.data.load("train")), rounds=9, seed=0)
+    longest = rehearse(recipe, fed, hollow_model(recipe))[0]
+    assert [r["phase"] for r in longest] == ["warm-up", "synthesis", *["federate"] * 9, "correction"]
+    assert ledger["per_round"][:-1] == longest[:7], "the run's ledger is the check's, cut at its last round"
+    assert ledger["per_round"][-1] == longest[-1] and longest[-1]["bytes"]["total"] == 0
+
+
+def test_the_check_says_that_a_run_may_be_shorter():
+    predicted = check(toy_recipe(algorithm=ALGORITHMS["fedddpm+"]))["traffic"]
+    reason = "the longest run is shown: its quick test may end the federated rounds earlier"
+    assert not predicted["exact"] and predicted["reason"] == reason
+
+
+def test_a_test_that_never_stops_ends_in_a_correction_unless_the_listing_is_taken_literally(tmp_path, monkeypatch):
+    scripted(monkeypatch, *range(100, 0, -10), *range(100, 0, -10))
+    ends = {}
+    for at_end in (True, False):
+        recipe = one_weight_recipe(plus(test=QuickTest(every=1, encoder=Pixels()), at_end=at_end), rounds=3)
+        ends[at_end] = trained(recipe, tmp_path / str(at_end)), phases(tmp_path / str(at_end))[-1]
+    assert ends == {True: (pytest.approx(0.25 + C / 4), "correction"), False: (0.5, "federate")}
+
+
+def test_a_stop_in_the_last_round_is_corrected_too(tmp_path, monkeypatch):
+    scripted(monkeypatch, 10.0, 10.0)
+    recipe = one_weight_recipe(plus(test=QuickTest(every=1, encoder=Pixels()), at_end=False), rounds=2)
+    assert trained(recipe, tmp_path) == pytest.approx(0.25 + C / 4) and phases(tmp_path)[-1] == "correction"
+
+
+@pytest.mark.parametrize("reference", ["aux", "oracle"])
+def test_the_score_is_the_distance_of_the_same_samples_to_the_reference(reference, tmp_path, monkeypatch):
+    """Two tests of a model that is not trained in between give the same score to the bit: the noise is the same."""
+    real = []
+    monkeypatch.setattr(
+        "effuse.algorithms.fedddpm.leading",
+        lambda features, components: real.append(features) or leading(features, components),
+    )
+    test = QuickTest(every=1, size=6, encoder=Pixels(side=2), reference=reference, threshold=1e-9, components=3)
+    still = Adam(lr=1e-30, batch=8, steps=1)
+    algorithm = FedDDPMPlus(**SYNTHESIS, local=still, central=still, test=test, share=0.5)
+    run(toy_recipe(algorithm=algorithm, rounds=3), tmp_path / "run")
+    scores = server(tmp_path / "run").scores
+    assert len(scores) == 2 and scores[0] == scores[1] > 0, "the second is within the threshold of the first"
+    assert len(real) == 1 and len(real[0]) == {"aux": 19, "oracle": 40}[reference], "14 + 13 + 13 images; 7 + 6 + 6"
+
+
+def test_all_leading_components_leave_the_distance_alone():
+    x, y = torch.randn(50, 5, dtype=torch.float64), 1 + 2 * torch.randn(60, 5, dtype=torch.float64)
+    plain = frechet(moments(x), moments(y))
+    for components, same in ((None, True), (5, True), (2, False)):
+        basis, reference = leading(y, components)
+        assert basis.shape == (5, components or 5)
+        assert (frechet(moments(x @ basis), reference) == pytest.approx(plain)) == same
+
+
+def test_a_classifier_needs_labelled_images():
+    test = QuickTest(encoder=Classifier())
+    with pytest.raises(EffuseError, match="what an unconditional model draws has none; use inception"):
+        check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=test)))
+    check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=QuickTest(encoder=Classifier(), reference="oracle"))))  # fmt: skip
+
+
+def test_what_cannot_work_is_refused_at_once():
+    with pytest.raises(EffuseError, match="algorithm.warmup.state: a warm-up is one fit"):
+        FedDDPM(warmup=Adam(lr=0.1, steps=1, state="kept"), local=HALF, central=HALF)
+    with pytest.raises(EffuseError, match="double the upload"):
+        FedDDPM(warmup=HALF, local=SGD(lr=0.1, steps=1, ema=0.5), central=HALF)
+    with pytest.raises(EffuseError, match="sampler.steps: 99 is more than the 25 steps of task.schedule"):
+        check(toy_recipe(algorithm=FedDDPM(warmup=HALF, local=HALF, central=HALF, sampler=Ddim(steps=99))))
+
+
+def test_the_auxiliary_set_is_measured_at_the_end(tmp_path):
+    """Asked for 30 images, of which A has three, a tenth of 14, 13 and 13: the protocol says how many there were."""
+    metrics = (FID(n=30, encoder=Pixels(side=2)),)
+    recipe = toy_recipe(
+        algorithm=ALGORITHMS["fedddpm"], evaluate=Evaluate(grid=0, metrics=metrics), sampler=Ddim(steps=2), rounds=1
+    )
+    found = run(recipe, tmp_path / "run")["metrics"]
+    assert found["fid_pixels"]["protocol"]["generated"] == 30
+    assert found["fid_pixels_auxiliary"]["protocol"]["generated"] == len(server(tmp_path / "run").auxiliary) == 3
+
+
+def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
+    """FedAvg's ema starts at its first model; so does FedDDPM's, which the initial model of its warm-up rounds must not enter."""
+    from effuse.engines.save import load
+
+    recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size"), rounds=2, ema=0.5)
+    assert trained(recipe, tmp_path) == pytest.approx(0.25 + C / 4)
+    assert load(tmp_path, ema=True).model.params["w"].item() == pytest.approx(0.25 + C / 4)
+
+
+def test_without_correction_it_is_fedavg(tmp_path):
+    """A central step of next to nothing leaves uniform FedAvg on the same randomness but for the rounds' numbers; here there is none."""
+    a = trained(one_weight_recipe(FedDDPM(**PREPARED, local=HALF, central=SGD(lr=1e-12, steps=1)), rounds=2), tmp_path / "a")
+    b = trained(one_weight_recipe(FedAvg(local=HALF, weights="uniform"), rounds=2), tmp_path / "b")
+    assert a == pytest.approx(b, abs=1e-6)
