@@ -29,7 +29,13 @@ def bench() -> Workbench:
 
 @pytest.mark.parametrize(
     ("histogram", "n", "counts"),
-    [((300, 300), 60, [30, 30]), ((5, 0, 1), 4, [3, 0, 1]), ((1, 1, 1), 2, [1, 1, 0]), ((0, 7), 3, [0, 3]), ((2, 1), 1, [1, 0])],
+    [
+        ((300, 300), 60, [30, 30]),
+        ((5, 0, 1), 4, [3, 0, 1]),
+        ((1, 1, 1), 2, [1, 1, 0]),
+        ((0, 7), 3, [0, 3]),
+        ((2, 1), 1, [1, 0]),
+    ],
 )
 def test_labels_in_proportion(histogram, n, counts):
     """By largest remainders: 5/6 of 4 is 3.33 and 1/6 is 0.67, so 3 and 1."""
@@ -70,7 +76,9 @@ def test_images_are_what_was_stored():
 
 def test_joining_a_clients_data_of_another_depth():
     """16-bit data: 255 becomes 65535, 1 becomes 257; labels and the mirror of the client's own stay."""
-    own = Dataset(torch.tensor([7, 9], dtype=torch.int32).view(2, 1, 1, 1), torch.tensor([1, 0]), ("a", "b"), peak=65535, flip=True)
+    own = Dataset(
+        torch.tensor([7, 9], dtype=torch.int32).view(2, 1, 1, 1), torch.tensor([1, 0]), ("a", "b"), peak=65535, flip=True
+    )
     both = joined(Shard(own, torch.tensor([1])), synthetic(255, 1))
     assert both.dataset.images.flatten().tolist() == [9, 65535, 257] and both.dataset.labels.tolist() == [0, 0, 0]
     assert both.dataset.peak == 65535 and both.dataset.flip and both.dataset.images.dtype == torch.int32 and len(both) == 3

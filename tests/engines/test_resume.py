@@ -37,7 +37,9 @@ RECIPES = {
     "mofedsam": toy_recipe(algorithm=MoFedSAM(local=Adam(lr=1e-2, batch=8, epochs=1), cohort=2), rounds=3),
     # four rounds of warm-up and synthesis by turns, two federated ones, a correction: fits 1, 2 | 3 | 4-6, 7-9 | 10
     "fedddpm+": toy_recipe(
-        algorithm=FedDDPMPlus(**SYNTHESIS, local=Adam(lr=1e-2, batch=8, epochs=1), central=ADAM, test=TEST), rounds=2, ema=0.5
+        algorithm=FedDDPMPlus(**SYNTHESIS, local=Adam(lr=1e-2, batch=8, epochs=1), central=ADAM, test=TEST),
+        rounds=2,
+        ema=0.5,
     ),
     "fedddpm": toy_recipe(algorithm=FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
     "localaug": toy_recipe(algorithm=LocalAug(**SYNTHESIS, local=ADAM, cohort=2), rounds=2),

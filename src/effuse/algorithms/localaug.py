@@ -19,7 +19,7 @@ SHARE = "share"  # its place in a client's state
 
 @spec
 class LocalAug(Synthesising, FedAvg, name="localaug"):
-    """FedAvg whose clients train on their own data and an equal share each of the auxiliary set, which is sent to them once."""
+    """FedAvg whose clients train on their own data and an equal share each of the auxiliary set, sent to them once."""
 
     def round(self, server: Gathering, fed: Federation) -> Server:
         if self.prepares(server):

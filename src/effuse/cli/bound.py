@@ -1,0 +1,114 @@
+"""`effuse bound`: what theory promises, term by term."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from effuse.cli import app
+from effuse.cli.options import Json
+from effuse.cli.progress import console
+from effuse.core.errors import EffuseError, RecipeError, RunError
+from effuse.engines.files import writing
+from effuse.metrics.bound import Bound
+
+
+@app.command()
+def bound(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="fedddpm")],
+    L: Annotated[float, typer.Option("-L", help="Smoothness of the losses.")] = 1.0,
+    sigma_l: Annotated[float, typer.Option(min=0.0, help="Standard deviation of a client's gradients.")] = 1.0,
+    sigma_g: Annotated[float, typer.Option(min=0.0, help="How far clients' gradients lie from the mean.")] = 1.0,
+    sigma_s: Annotated[float, typer.Option(min=0.0, help="Standard deviation of the server's gradients.")] = 1.0,
+    gap: Annotated[float, typer.Option(min=0.0, help="F(w_0) - F*.")] = 1.0,
+    K: Annotated[int, typer.Option("-K", min=1, help="Local steps.")] = 15,
+    E: Annotated[int, typer.Option("-E", min=1, help="Server steps.")] = 47,
+    T: Annotated[int, typer.Option("-T", min=1, help="Rounds.")] = 400,
+    n: Annotated[int, typer.Option("-n", min=1, help="Clients a round.")] = 15,
+    N: Annotated[int, typer.Option("-N", min=1, help="Clients.")] = 100,
+    zeta: Annotated[float | None, typer.Option(min=0.0, help="The clients' step; by default 1 / (2 L K sqrt T).")] = None,
+    eta: Annotated[float | None, typer.Option(min=0.0, help="The server's step; by default 1 / (2 L E sqrt T).")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the terms over T; needs effuse[plots].")] = None,
+    as_json: Json = False,
+) -> None:
+    """The bound of METHOD's convergence theorem for given constants, with the admissible steps."""
+    if method != "fedddpm":
+        raise RecipeError(f"bound {method}: there is none; the one there is is called fedddpm")
+    given = {"L": L, "sigma_l": sigma_l, "sigma_g": sigma_g, "sigma_s": sigma_s, "gap": gap, "K": K, "E": E, "T": T}
+    found = Bound(**given, n=n, N=N, zeta=zeta, eta=eta)
+    report = described(found)
+    if plot is not None:
+        draw(found, plot)
+        report["plot"] = str(plot)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        show(report)
+
+
+def described(bound: Bound) -> dict[str, Any]:
+    """Everything that is known of a bound."""
+    terms = bound.terms()
+    return {
+        "given": dataclasses.asdict(bound),
+        "steps": dict(zip(("zeta", "eta"), bound.steps)),
+        "admissible": dict(zip(("zeta", "eta"), bound.admissible)),
+        "fewest_rounds": bound.fewest_rounds,
+        "C": bound.constant(),
+        "terms": terms,
+        "bound": sum(terms.values()),
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """The report for a reader."""
+    table = Table(title="FedDDPM, Theorem 1: mean squared gradient, at most", title_justify="left")
+    table.add_column("term")
+    table.add_column("value", justify="right")
+    table.add_column("share", justify="right")
+    whole = report["bound"]
+    for name, value in report["terms"].items():
+        table.add_row(name, f"{value:.6g}", f"{value / whole:.1%}" if whole else "-")
+    table.add_row("bound", f"{whole:.6g}", "")
+    console().print(table)
+    for name in ("zeta", "eta"):
+        console().print(
+            f"{name} {report['steps'][name]:.6g}, admissible up to {report['admissible'][name]:.6g}", soft_wrap=True
+        )
+    least = ", ".join(f"{k} {v:.6g}" for k, v in report["fewest_rounds"].items())
+    console().print(f"C = {report['C']:.6f}; Theorem 1's steps are admissible from T = {least}", soft_wrap=True)
+    if "plot" in report:
+        console().print(f"plot in {report['plot']}", soft_wrap=True)
+
+
+def draw(bound: Bound, path: Path) -> None:
+    """Every term over the number of rounds, on logarithmic axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RunError("--plot: matplotlib is not installed; pip install 'effuse[plots]'") from None
+    rounds = sorted({*(round(2 ** (i / 2)) for i in range(2, 33)), bound.T})
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for T in rounds:
+        try:
+            terms = dataclasses.replace(bound, T=T).terms()
+        except EffuseError:
+            continue  # too few rounds for these steps
+        for name, value in {**terms, "bound": sum(terms.values())}.items():
+            curves.setdefault(name, []).append((T, value))
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, points in curves.items():
+        if any(value > 0 for _, value in points):
+            axes.plot(
+                *zip(*points), label=name, color="black" if name == "bound" else None, linewidth=2 if name == "bound" else 1
+            )
+    axes.axvline(bound.T, color="grey", linestyle=":", label=f"T = {bound.T}")
+    axes.set(xscale="log", yscale="log", xlabel="rounds T", ylabel="mean squared gradient, at most")
+    axes.legend()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)

@@ -19,7 +19,7 @@ from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.params import Params
-from effuse.core.rng import Stream, keyed
+from effuse.core.rng import DEFAULT_GENERATOR, Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
 from effuse.core.task import Batch, Net, Task
@@ -237,8 +237,8 @@ def recorded(step: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
             for _ in range(WARM_UP):
                 step()
         torch.cuda.synchronize()
-        # other slots may be at work in their threads: only this thread's calls are checked
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        # other slots may be at work in their threads: only this thread's calls are checked, and nobody seeds what is recorded
+        with DEFAULT_GENERATOR, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             step()
     finally:
         torch.backends.cudnn.benchmark = trying

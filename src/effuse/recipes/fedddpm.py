@@ -159,7 +159,7 @@ def fedddpm(data: Data = "mnist", scale: Size = "paper") -> Recipe:
 
 
 def plus(data: Data = "mnist", scale: Size = "paper") -> Recipe:
-    """FedDDPM+: FedAvg until its quick test says stop, then one long correction, with the clients' step as in the listing."""
+    """FedDDPM+: FedAvg until its quick test says stop, then one long correction, by the clients' step as in the listing."""
     s = _setting(data, scale)
     central = s.central(s.zeta, s.E_plus)
     return _recipe(s, FedDDPMPlus(**_synthesis(s), local=s.local(), cohort=s.p, central=central, test=s.test))
