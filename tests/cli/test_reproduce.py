@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from toy import ADAM
+from toy import ADAM, toy_recipe
 
 from effuse.algorithms.feddiffuse import Full, UDec
 from effuse.core.errors import RecipeError
+from effuse.core.recipe import Recipe
 from effuse.core.table import Cell, Scale, Table
 from effuse.engines import driver
 from effuse.engines.folder import RunFolder
-from effuse.recipes import tables
+from effuse.recipes import catalogue, tables
 
 SMALL = "classifier(width=3, steps=1, epochs=1)"
 METRICS = [f"evaluate.metrics=[kid(n=4, encoder={SMALL})]", "evaluate.grid=0", "sampler=ddim(steps=2)"]
@@ -149,3 +150,26 @@ def test_cells_must_be_told_apart():
     for cells, told in (((cell, cell), "must name one cell"), ((), "there must be some"), ((slash,), "letters")):
         with pytest.raises(RecipeError, match=told):
             Table(title="t", cells=cells)
+
+
+def test_cells_that_repeat_each_other_have_a_mean(effuse, toy_table, toy_file, monkeypatch):
+    """Two seeds of one cell, and a recipe that knows the scale by its name."""
+    cells = tuple(
+        Cell(labels={"method": "full", "seed": seed}, recipe="toy.scaled(scale='{scale}')", settings=(f"seed={seed}", *METRICS), metric="kid")
+        for seed in (0, 1)
+    )  # fmt: skip
+    scales = {"tiny": Scale(metrics={"kid": "kid_classifier"})}
+    monkeypatch.setitem(tables(), "toy.seeds", lambda: Table(title="Seeds", cells=cells, repeats="seed", scales=scales))
+
+    def scaled(scale: str) -> Recipe:
+        return toy_recipe(algorithm=Full(local=ADAM), rounds={"tiny": 1}[scale])
+
+    monkeypatch.setitem(catalogue(), "toy.scaled", scaled)
+    report = effuse("reproduce toy.seeds --json").json
+    ours = [row["ours"] for row in report["cells"]]
+    (mean,) = report["means"]
+    assert mean["labels"] == {"method": "full"} and (mean["done"], mean["of"]) == (2, 2)
+    assert mean["mean"] == pytest.approx(sum(ours) / 2) and mean["std"] == pytest.approx(abs(ours[0] - ours[1]) / 2**0.5)
+    shown = effuse("reproduce toy.seeds --show")
+    assert "mean ± standard deviation" in shown.out and "2 of 2" in shown.out
+    assert effuse("reproduce toy.table --scale smoke --show --json").json["means"] == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from effuse.core.errors import DataError
-from effuse.data.npz import CIFAR10, Npz, PathMNIST
+from effuse.data.npz import CIFAR10, CIFAR100, Npz, PathMNIST
 from effuse.data.transforms import Crop, Resize
 
 GREY = np.arange(6 * 4 * 4, dtype=np.uint8).reshape(6, 4, 4)
@@ -73,11 +73,15 @@ def test_standard_sets_have_names_and_say_how_to_get_them(tmp_path: Path, monkey
     monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
     with pytest.raises(DataError, match="cifar10.npz: not found; convert https"):
         CIFAR10().load("train")
+    with pytest.raises(DataError, match="cifar100.npz: not found; convert https"):
+        CIFAR100().load("train")
     with pytest.raises(DataError, match="medmnist.com"):
         PathMNIST().load("train")
     write(tmp_path)
     (tmp_path / "set.npz").rename(tmp_path / "cifar10.npz")
     assert CIFAR10().load("test").classes[1] == "automobile"
+    (tmp_path / "cifar10.npz").rename(tmp_path / "cifar100.npz")
+    assert len(CIFAR100().load("train")) == 6 and len(CIFAR100().load("test").classes) == 100
 
 
 @pytest.mark.parametrize(

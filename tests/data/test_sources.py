@@ -9,7 +9,7 @@ from effuse.core.errors import DataError, RecipeError
 from effuse.core.spec import build_text, text
 from effuse.data.holdout import held_out
 from effuse.data.npz import Npz
-from effuse.data.sources import Digits, Labels, Union
+from effuse.data.sources import Digits, Labels, Some, Union
 from effuse.data.transforms import Channels, Flip, Resize
 
 
@@ -79,3 +79,18 @@ def test_union_of_unlike_sources_says_what_differs():
         Union(sources=(Digits(transforms=(Flip(),)), Digits())).load("train")
     with pytest.raises(DataError, match=r"labels\(\) only"):
         Union(sources=(Digits(), Labels(sizes=(9,) * 10, side=8))).load("train")
+
+
+def test_some_images_of_a_source():
+    """A fixed random choice in the source's own order; the test images are all there, and labels without images are fine."""
+    whole, some = Digits().load("train"), Some(source=Digits(), n=100)
+    chosen = some.load("train")
+    assert len(chosen) == 100 and len(some.load("test")) == 355 and chosen.classes == whole.classes
+    assert torch.equal(some.load("train").images, chosen.images)
+    assert not torch.equal(Some(source=Digits(), n=100, seed=1).load("train").images, chosen.images)
+    assert len(set(chosen.labels.tolist())) == 10, "not the first hundred of a sorted set"
+    assert build_text("some(digits(), 100)", Source, "data") == some
+    hollow = Some(source=Labels(sizes=(30, 30)), n=10).load("train")
+    assert len(hollow) == 10 and hollow.images.is_meta
+    with pytest.raises(DataError, match=r"some: n=2000, but digits\(\) has 1442 training images; lower n"):
+        Some(source=Digits(), n=2000).load("train")

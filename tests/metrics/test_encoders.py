@@ -13,7 +13,7 @@ from effuse.core.metric import Outlook, Subject
 from effuse.core.spec import build_text, spec, text
 from effuse.metrics import store
 from effuse.metrics.classifier import Classifier, Convnet
-from effuse.metrics.encoders import Encoder, Inception, Network, generated, reference, reference_rows, stored
+from effuse.metrics.encoders import Encoder, Inception, Network, Pixels, generated, reference, reference_rows, stored
 from effuse.metrics.fidelity import FID, KID
 
 SubjectOf = Callable[..., Subject]
@@ -175,3 +175,12 @@ def test_encoders_in_the_grammar() -> None:
     assert build_text(text(metric), FID, "evaluate") == metric
     with pytest.raises(RecipeError, match="no encoder 'inceptoin'; did you mean inception"):
         build_text("fid(encoder=inceptoin())", FID, "evaluate")
+
+
+def test_pixels_are_averaged_over_a_grid(subject_of: SubjectOf) -> None:
+    """A 4x4 image whose left half is white: two by two cells of 1, 0, 1, 0; a side beyond the image's own changes nothing."""
+    image = torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
+    image[..., :2] = 255
+    assert Pixels(side=2).encode(image, subject_of()).features.tolist() == [[1.0, 0.0, 1.0, 0.0]]
+    assert Pixels(side=99).encode(image, subject_of()).features.shape == (1, 16)
+    assert FID(n=50, encoder=Pixels()).keys == ("fid_pixels",)

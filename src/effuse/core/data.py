@@ -96,10 +96,11 @@ class Shard:
 
     def gathered(self) -> Dataset:
         """A data set of these rows alone."""
-        rows = self.rows.to(self.dataset.images.device)
-        return dataclasses.replace(
-            self.dataset, images=self.dataset.images[rows], labels=self.dataset.labels[rows], groups=None, domains=None
-        )
+        data, (images, labels) = self.dataset, (self.dataset.images, self.dataset.labels)
+        images, labels = (
+            t[self.rows.to(t.device)] for t in (images, labels)
+        )  # labels are real where images are shapes only
+        return dataclasses.replace(data, images=images, labels=labels, groups=None, domains=None)
 
 
 @spec

@@ -168,7 +168,7 @@ def plus(data: Data = "mnist", scale: Size = "paper") -> Recipe:
 def aux_only(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     """The auxiliary set alone, as large as the real one, with as many gradient steps as FedAvg's clients take."""
     s = _setting(data, scale)
-    return _recipe(s, AuxOnly(**_synthesis(s), central=s.local()), rounds=max(1, round(s.rounds * s.p)))
+    return _recipe(s, AuxOnly(**_synthesis(s), central=s.local()), rounds=_share(s))
 
 
 def centralised(data: Data = "mnist", scale: Size = "paper") -> Recipe:
@@ -180,8 +180,8 @@ def centralised(data: Data = "mnist", scale: Size = "paper") -> Recipe:
 def local_only(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     """Each site alone, with as many epochs as FedAvg asks of it on average."""
     s = _setting(data, scale)
-    rounds, evaluate = max(1, round(s.rounds * s.p)), Evaluate(grid=16, metrics=(s.fid,))
-    return _recipe(s, LocalOnly(local=s.local()), rounds=rounds, evaluate=evaluate)
+    evaluate = Evaluate(grid=16, metrics=(s.fid,))  # in the end only: every client's own model is looked at
+    return _recipe(s, LocalOnly(local=s.local()), rounds=_share(s), evaluate=evaluate)
 
 
 def fedavg_matched(data: Data = "mnist", scale: Size = "paper") -> Recipe:
@@ -193,6 +193,11 @@ def fedavg_matched(data: Data = "mnist", scale: Size = "paper") -> Recipe:
 def fedavg_ema(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     """FedAvg whose server keeps a moving average of the model over rounds; see the metrics that end in _ema."""
     return dataclasses.replace(fedavg(data, scale), ema=0.9)
+
+
+def _share(s: Setting) -> int:
+    """How many rounds a client takes part in, on average."""
+    return max(1, round(s.rounds * s.p))
 
 
 def _matched(s: Setting) -> int:
@@ -290,35 +295,45 @@ def curves() -> Table:
     return Table(title="FedDDPM against LocalAug on CIFAR-100: loss curves", cells=tuple(cells), scales=SCALES)
 
 
+# the most telling first
+COMPARED = ("fedavg", "fedddpm", "plus", "fedavg_matched", "scaffold", "mofedsam", "fedprox", "localaug", "fedavg_ema",
+            "aux_only", "centralised", "local_only")  # fmt: skip
+
+
 def comparison(
     data: Data = "mnist",
     seeds: tuple[int, ...] = (0, 1, 2),
     rounds: int | None = None,
     clients: int | None = None,
     warmup: int | None = None,
+    every: int = 10,
+    samples: int = 10_000,
 ) -> Table:
-    """All methods and fair controls at the scaled size, which may be changed: rounds, clients, and epochs of warm-up."""
+    """All methods and fair controls at the scaled size, of which the arguments change rounds, clients, warm-up, evaluation."""
     changed = {k: v for k, v in (("rounds", rounds), ("clients", clients), ("warmup", warmup)) if v is not None}
     s = dataclasses.replace(_setting(data, "scaled"), **changed)
-    own = {m: [f"rounds={s.rounds}"] for m in (*METHODS, "localaug", "centralised", "fedavg_ema")}
-    own |= {m: [f"rounds={max(1, round(s.rounds * s.p))}"] for m in ("aux_only", "local_only")}
-    own["fedavg_matched"] = [f"rounds={_matched(s)}"]
-    for method in ("fedddpm", "plus", "localaug", "aux_only"):
-        own[method] += [f"algorithm.warmup.epochs={s.warmup}"]
-    own["centralised"] += [f"algorithm.local.steps={s.cohort * s.K * s.batches}"]
-    order = ("fedavg", "fedddpm", "plus", "fedavg_matched", "scaffold", "mofedsam", "fedprox", "localaug", "fedavg_ema",
-             "aux_only", "centralised", "local_only")  # fmt: skip
+
+    def settings(method: str) -> list[str]:
+        T = {"fedavg_matched": _matched(s), "aux_only": _share(s), "local_only": _share(s)}.get(method, s.rounds)
+        chosen = [f"rounds={T}", f"clients={s.clients}", f'evaluate.metrics=[fid(n={samples}, split="train")]']
+        chosen += [f"algorithm.warmup.epochs={s.warmup}"] if method in ("fedddpm", "plus", "localaug", "aux_only") else []
+        chosen += [f"algorithm.local.steps={s.cohort * s.K * s.batches}"] if method == "centralised" else []
+        return chosen + [f"evaluate.every={0 if method == 'local_only' else every}"]
+
     cells = [
-        _cell(
-            method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}", f"clients={s.clients}", *own[method]
-        )
+        _cell(method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}", *settings(method))
         for seed in seeds
         for partition in ("shard", "dir0.1")
-        for method in order
+        for method in COMPARED
     ]
     title = f"FedDDPM and rivals on {data}, scaled: {s.clients} clients, {s.rounds} rounds, {s.warmup} epochs of warm-up"
-    smoke = dataclasses.replace(SMOKE, settings=("clients=6", "rounds=2"))
-    scales = {"scaled": SCALES["scaled"], "smoke": smoke}
+    less = (
+        "clients=6",
+        "rounds=2",
+        "evaluate.every=0",
+        'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train")]',
+    )
+    scales = {"scaled": SCALES["scaled"], "smoke": dataclasses.replace(SMOKE, settings=less)}
     return Table(title=title, cells=tuple(cells), repeats="seed", also=("fid_auxiliary", "fid_pooled"), scales=scales)
 
 

@@ -1,0 +1,63 @@
+"""`effuse bound` and `effuse export`."""
+
+import json
+
+import numpy as np
+import pytest
+from toy import ALGORITHMS
+
+from effuse.diffusion.samplers import Ddim
+
+
+def test_the_bound_as_numbers(effuse):
+    """The published constants at T = 400, n = 15, N = 100, and terms that add up."""
+    report = effuse("bound fedddpm -T 400 -n 15 -N 100 --json").json
+    assert report["C"] == pytest.approx(0.492204, abs=5e-7)
+    assert report["fewest_rounds"]["lemma 2"] == pytest.approx(1.866025, abs=5e-7)
+    assert report["bound"] == pytest.approx(sum(report["terms"].values())) and len(report["terms"]) == 6
+    assert (
+        report["steps"]["zeta"] == pytest.approx(1 / (2 * 15 * 20))
+        and report["steps"]["zeta"] < report["admissible"]["zeta"]
+    )
+
+
+def test_the_bound_for_a_reader_with_a_plot(effuse, tmp_path):
+    answer = effuse("bound fedddpm -K 5 -E 5 -T 600 -n 30 --sigma-g 2 --plot figures/bound.png")
+    assert answer.code == 0
+    for words in ("client drift", "server noise", "admissible up to", "C = 0.4", "plot in figures/bound.png"):
+        assert words in answer.out
+    assert (tmp_path / "figures/bound.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bound_refuses_in_one_sentence(effuse):
+    assert "zeta: a step of 0.5 is above the admissible" in effuse("bound fedddpm --zeta 0.5").sentence
+    assert "n: 200 clients a round of N=100" in effuse("bound fedddpm -n 200").sentence
+    assert "bound fedavg: there is none" in effuse("bound fedavg").sentence
+    assert "L: 0.0 must be above nought" in effuse("bound fedddpm -L 0").sentence
+    assert "raise T" in effuse("bound fedddpm -T 2").sentence
+
+
+def test_the_auxiliary_set_is_exported_with_its_origins(effuse, toy_file, tmp_path):
+    """A tenth of 14, 13 and 13 images: one of each client, as arrays, as files and as a picture."""
+    toy = toy_file(algorithm=ALGORITHMS["fedddpm"], rounds=1, sampler=Ddim(steps=2))
+    assert effuse(f"run {toy} --out run --quiet").code == 0
+    written = effuse("export run --json").json
+    assert written == {"written": "run/exports/auxiliary-npz.npz", "n": 3, "format": "npz"}
+    with np.load(tmp_path / written["written"]) as arrays:
+        assert arrays["images"].shape == (3, 4, 4, 1) and arrays["images"].dtype == np.uint8
+        assert arrays["origin"].tolist() == [0, 1, 2] and "labels" not in arrays
+        provenance = json.loads(str(arrays["provenance"]))
+    assert provenance["synthetic"] and provenance["auxiliary"] == 3 and provenance["sampler"].startswith("ddim")
+    assert effuse("export run --format imagefolder --out aux").code == 0
+    assert (tmp_path / "aux/labels.csv").read_text().split() == [
+        "file,label,client", "images/000000.png,images,0", "images/000001.png,images,1", "images/000002.png,images,2",
+    ]  # fmt: skip
+    assert "not an empty folder" in effuse("export run --format imagefolder --out aux").sentence
+    assert effuse("export run --format grid").out == "3 images in run/exports/auxiliary-grid.png\n"
+
+
+def test_a_run_without_such_images_says_so(effuse, toy_file):
+    effuse(f"run {toy_file(rounds=1)} --out run --quiet")
+    assert "its server holds no images; fedavg draws none" in effuse("export run").sentence
+    assert "--format gif: expected one of" in effuse("export run --format gif").sentence
+    assert "not a run folder" in effuse("export .").sentence

@@ -1,0 +1,182 @@
+"""FedDDPM's recipes: the counts that follow from the paper's setting, and every cell of its tables."""
+
+import json
+import math
+
+import pytest
+
+from effuse.engines.check import check
+from effuse.engines.driver import run
+from effuse.engines.reproduce import Reproduction
+from effuse.recipes import find_recipe, find_table
+from effuse.recipes.fedddpm import COMPARED, METHODS
+
+# labels need no files
+MNIST = "data=labels(sizes=[5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], side=28, channels=1)"
+CIFAR10 = "data=labels(sizes=[5000]*10, side=32, channels=3)"
+CIFAR100 = "data=labels(sizes=[500]*100, side=32, channels=3)"
+SETS = {"mnist": MNIST, "cifar10": CIFAR10, "cifar100": CIFAR100}
+METHODS_OF = {m: "fedddpm" if m == "fedddpm" else f"fedddpm.{m}" for m in COMPARED}
+
+
+def recipe(method: str, data: str = "mnist", *settings: str, scale: str = "paper"):
+    found = find_recipe(f'{METHODS_OF[method]}(data="{data}", scale="{scale}")')[1]
+    blind = ["algorithm.test.encoder=pixels()"] if method == "plus" else []
+    hollow = [SETS[data]] if scale != "smoke" else []
+    return found.changed([*hollow, "evaluate.metrics=[]", *blind, *settings])
+
+
+@pytest.mark.parametrize(
+    ("data", "parameters", "client", "server", "plus", "size", "warmup"),
+    [
+        ("mnist", 12_098_305, 15, 47, 940, 600, 200),
+        ("cifar10", 35_746_307, 40, 395, 2370, 500, 400),
+        ("cifar100", 35_746_307, 40, 395, 2370, 500, 600),
+    ],
+)
+def test_sizes_and_updates(data, parameters, client, server, plus, size, warmup):
+    """Client updates a round: 600/128 x 3 -> 15, 500/64 x 5 -> 40. The server's: 6,000/128 -> 47, 5,000/64 x 5 -> 395; the one
+    correction of FedDDPM+: 47 x 20 = 940, 79 x 30 = 2,370. A is a tenth of the training set.
+    """
+    one = check(recipe("fedddpm", data, "rounds=1"))
+    assert one["parameters"]["total"] == parameters
+    assert one["partition"]["sizes"] == [size] * 100
+    warm = 100 * warmup * client // {"mnist": 3, "cifar10": 5, "cifar100": 5}[data]
+    assert one["steps"] == {"client": warm + 15 * client, "server": server}
+    assert check(recipe("plus", data, "rounds=1"))["steps"]["server"] == plus
+    classes = max(sum(count > 0 for count in row) for row in one["partition"]["labels"])
+    assert classes <= {"mnist": 4, "cifar10": 2, "cifar100": 2}[data]
+
+
+def test_expected_epochs_of_a_client():
+    """T p K: 400 x .15 x 3 = 180 against a warm-up of 200; CIFAR 600 x .15 x 5 = 450 against 400 and 600."""
+    for data, epochs, warmup in (("mnist", 180, 200), ("cifar10", 450, 400), ("cifar100", 450, 600)):
+        found = find_recipe(f'fedddpm(data="{data}")')[1]
+        assert found.rounds * found.algorithm.cohort * found.algorithm.local.epochs == pytest.approx(epochs)
+        assert found.algorithm.warmup.epochs == warmup
+
+
+def test_the_papers_setting():
+    _, found = find_recipe("fedddpm")
+    a = found.algorithm
+    assert (found.clients, found.rounds, a.cohort, a.weights, a.share, a.part) == (100, 400, 0.15, "uniform", 0.1, 1.0)
+    assert (a.local.name, a.local.lr, a.local.batch, a.local.state, a.local.betas) == (
+        "adam",
+        2e-4,
+        128,
+        "fresh",
+        (0.9, 0.999),
+    )
+    assert (a.central.lr, a.central.epochs, found.task.schedule.steps, found.task.schedule.rescale) == (5e-5, 1, 500, True)
+    assert (a.sampler.name, a.sampler.steps, a.sampler.batch) == ("ancestral", None, 60)
+    metric = found.evaluate.metrics[0]
+    assert (found.evaluate.every, metric.n, metric.split, str(metric.encoder)) == (10, 10_000, "train", "inception()")
+    b = find_recipe("fedddpm.plus")[1].algorithm
+    assert (b.central.lr, b.central.epochs) == (2e-4, 20), "the listing's step, which the clients have"
+    t = b.test
+    assert (t.every, t.size, t.gamma, t.threshold, t.reference, str(t.encoder)) == (10, 500, 0.4, 0.2, "aux", "inception()")
+
+
+def test_the_ledger_of_warm_up_and_rounds():
+    """100 models up before the first round, ten at a time; then 15 down and 15 up."""
+    theta = 12_098_305
+    passed = check(recipe("fedddpm", "mnist", "rounds=3"))["traffic"]
+    rounds = [(r["phase"], r["parameters"]["up"], r["parameters"]["down"]) for r in passed["per_round"]]
+    assert rounds == [("warm-up", 0, 0), ("synthesis", 10 * theta, 0)] * 10 + [("federate", 15 * theta, 15 * theta)] * 3
+    assert passed["exact"] and passed["parameters"]["up"] == (100 + 45) * theta
+
+
+def test_localaug_charges_the_share():
+    """6,000 images of 784 bytes with a label and an origin of eight each, sixty to a client."""
+    passed = check(recipe("localaug", "mnist", "rounds=1"))["traffic"]["per_round"]
+    sharing = next(r for r in passed if r["phase"] == "sharing")
+    assert sharing["bytes"] == {"up": 0, "down": 6000 * (784 + 16), "total": 4_800_000}
+
+
+def test_matched_steps():
+    """FedAvg's rounds are stretched until it takes FedDDPM's gradient steps, and not one round further."""
+    ours = check(recipe("fedddpm", scale="scaled"))["steps"]
+    matched = recipe("fedavg_matched", scale="scaled")
+    steps = check(matched)["steps"]["client"]
+    a_round = steps // matched.rounds
+    assert 0 <= steps - sum(ours.values()) < a_round
+
+
+def test_controls_take_fedavgs_steps():
+    clients = check(recipe("fedavg", scale="scaled"))["steps"]["client"]
+    assert check(recipe("centralised", scale="scaled"))["steps"]["server"] == clients
+    alone = check(recipe("local_only", scale="scaled"))["steps"]["client"]
+    assert alone == pytest.approx(clients, rel=0.01), "each of N clients p T times, as n = p N clients T times"
+    aux = check(recipe("aux_only", scale="scaled"))["steps"]["server"]
+    assert aux == pytest.approx(clients, rel=0.1), "whole epochs of one large set have fewer ragged batches"
+
+
+def test_the_scaled_profile_keeps_the_structure():
+    """About as many warm-up epochs as federated ones, few clients a round, few classes a client, quick enough for minutes."""
+    found = check(small := recipe("fedddpm", scale="scaled"))
+    a = small.algorithm
+    assert a.warmup.epochs == pytest.approx(small.rounds * a.cohort * a.local.epochs, rel=0.2)
+    assert max(sum(count > 0 for count in row) for row in found["partition"]["labels"]) <= 4
+    steps = sum(found["steps"].values())
+    assert steps < 25_000 and found["parameters"]["total"] < 4_000_000
+
+
+TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
+    table = find_table(name)[1]
+    for scale, known in table.scales.items():
+        for plan in Reproduction(name, table, tmp_path, scale).planned.values():
+            shown = [key for metric in plan.recipe.evaluate.metrics for key in metric.keys]
+            wanted = known.metrics.get(plan.cell.metric, plan.cell.metric)
+            assert wanted.replace("_ema", "") in shown and ("_ema" in wanted) == (plan.recipe.ema is not None)
+
+
+def test_the_fid_tables_have_every_printed_cell():
+    """Six methods, three partitions, two rates; sums of all that is printed, so that no digit slips, and spot checks."""
+    for name, total in (("table1", 108.247), ("table2", 984.684), ("table3", 1064.435)):
+        cells = find_table(f"fedddpm.{name}")[1].cells
+        assert len(cells) == 36 and sum(c.printed for c in cells) == pytest.approx(total)
+    spot = {c.name: c.printed for c in find_table("fedddpm.table1")[1].cells}
+    assert (spot["fedavg-shard-15"], spot["mofedsam-dir0.1-15"], spot["fedddpm-dir0.3-30"]) == (5.822, 2.797, 1.768)
+    spot = {c.name: c.printed for c in find_table("fedddpm.table3")[1].cells}
+    assert (spot["fedprox-shard-15"], spot["plus-dir0.1-30"]) == (40.075, 27.643)
+    necessity = {c.name: c.printed for c in find_table("fedddpm.necessity")[1].cells}
+    assert necessity["aux_only-mnist-shard"] == 4.204 and necessity["fedddpm-cifar100-dir0.3"] == 17.139
+
+
+def test_a_cells_partition_and_participation():
+    """Table 1, Dirichlet 0.3 with 30 %: 30 of 100 clients a round, of very different sizes but none empty."""
+    cell = next(c for c in find_table("fedddpm.table1")[1].cells if c.name == "fedavg-dir0.3-30")
+    found = check(find_recipe(cell.recipe.replace("{scale}", "paper"))[1].changed([*cell.settings, MNIST, "rounds=1", "evaluate.metrics=[]"]))  # fmt: skip
+    sizes = found["partition"]["sizes"]
+    assert sum(sizes) == 60_000 and min(sizes) >= 10 and max(sizes) > 3 * min(sizes)
+    assert found["traffic"]["parameters"]["up"] == 30 * 12_098_305
+
+
+def test_the_comparison_can_be_resized(tmp_path):
+    name = "fedddpm.comparison(seeds=[7], rounds=20, clients=10, warmup=5, every=5, samples=1000)"
+    table = find_table(name)[1]
+    plans = {p.cell.labels["method"]: p.recipe for p in Reproduction("x", table, tmp_path, "scaled").planned.values()}
+    assert set(plans) == set(COMPARED) >= set(METHODS) and {r.clients for r in plans.values()} == {10}
+    assert {r.seed for r in plans.values()} == {7} and plans["fedddpm"].rounds == 20 and plans["local_only"].rounds == 3
+    assert plans["fedddpm"].algorithm.warmup.epochs == plans["aux_only"].algorithm.warmup.epochs == 5
+    assert plans["fedavg"].evaluate.every == 5 and plans["fedavg"].evaluate.metrics[0].n == 1000
+    # two clients of ten take 2 x 2 x 47 steps a round, the warm-up 10 x 5 x 47, a correction 47
+    assert plans["fedavg_matched"].rounds == math.ceil((10 * 5 * 47 + 20 * (2 * 94 + 47)) / (2 * 94))
+    assert plans["centralised"].algorithm.local.steps == 2 * 94
+
+
+@pytest.mark.parametrize("method", [*COMPARED])
+def test_a_smoke_run_sends_what_the_check_says(method, tmp_path):
+    shrunk = ["rounds=2", "threads=1", "evaluate.grid=2", "sampler=ddim(steps=2)", "algorithm.test.threshold=1e-9"]
+    if method in ("fedddpm", "plus", "localaug", "aux_only"):
+        shrunk += ["algorithm.warmup=adam(lr=1e-3, batch=32, steps=1)", "algorithm.sampler=ddim(steps=2, batch=24)"]
+    small = recipe(method, "mnist", *(s for s in shrunk if method == "plus" or "test" not in s), scale="smoke")
+    predicted = check(small)["traffic"]
+    run(small, tmp_path / "run")
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
+    assert ledger["per_round"] == predicted["per_round"]
+    assert ledger["training"]["bytes"] == predicted["bytes"] and ledger["training"]["clients"] == predicted["clients"]
