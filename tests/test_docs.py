@@ -2,11 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from effuse.recipes import find_recipe, find_table
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -50,11 +53,27 @@ def test_the_readmes_python_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/runs.md", "docs/feddiffuse.md"]
+    "document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/runs.md", "docs/feddiffuse.md", "docs/fedddpm.md"]
 )
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
+
+
+@pytest.mark.parametrize("document", ["docs/feddiffuse.md", "docs/fedddpm.md"])
+def test_a_papers_commands_name_what_there_is(document):
+    """They would take hours: their recipes, settings, tables, scales and cells are looked up instead."""
+    lines = [shlex.split(line, comments=True) for block in blocks(document, "sh") for line in block.splitlines()]
+    named = [words for words in lines if words[1] in ("run", "check", "reproduce")]
+    assert len(named) >= 8
+    for _, command, name, *options in named:
+        chosen = {flag: [b for a, b in zip(options, options[1:]) if a == flag] for flag in ("--set", "--only", "--scale")}
+        if command == "reproduce":
+            table = find_table(name)[1]
+            table.scale(*chosen["--scale"] or [None])
+            assert table.chosen(*chosen["--only"] or [None])
+        else:
+            find_recipe(name)[1].changed(chosen["--set"])
 
 
 def test_an_algorithm_in_two_files_works_as_told(tmp_path):

@@ -7,15 +7,21 @@ import torch
 from toy import ALGORITHMS, ToyImages, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedddpm import FedDDPM
 from effuse.core.captured import Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.machine import Eager, Work
+from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam
+from effuse.data.dirichlet import QuantitySkew
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
+from effuse.diffusion.synthesis import Synthesising
+from effuse.engines import device as devices
 from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
 from effuse.engines.slots import in_slots
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
@@ -86,9 +92,90 @@ def test_every_algorithm_fast_and_eager(name, tmp_path):
         recipe = toy_recipe(algorithm=ALGORITHMS[name], rounds=3, speed=speed, data=ToyImages(n=60))
         result = run(recipe, tmp_path / speed, device="cuda")
         lines = [json.loads(x) for x in (tmp_path / speed / "rounds.jsonl").read_text().splitlines()]
-        found[speed] = ([x["loss"] for x in lines], result["traffic"]["bytes"])
+        found[speed] = ([x["loss"] for x in lines if x["loss"] is not None], result["traffic"]["bytes"])
     assert found["graph"][1] == found["eager"][1]
-    assert found["graph"][0] == pytest.approx(found["eager"][0], rel=0.1)
+    # a handful of images drawn from models of three steps differs more than the models do
+    auxiliary = isinstance(ALGORITHMS[name], Synthesising)
+    assert found["graph"][0] == pytest.approx(found["eager"][0], rel=0.3 if auxiliary else 0.1)
+
+
+def gradient(machine, arch, rho, seed=0, direction=None):
+    """The mean raw gradient of a fit of eight ragged steps, and the weights after it."""
+    machine.release(None)
+    net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
+    solver = Adam(lr=2e-4, batch=128, steps=8)
+    work = Work(
+        solver=solver, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((seed,)), place=0, where="here", rho=rho,
+        gradient=True, direction=direction,
+    )  # fmt: skip
+    fit = machine.fit(net, work)[0]
+    assert all(g.is_contiguous() for g in fit.gradient.tensors)
+    return torch.cat([g.flatten() for g in fit.gradient.tensors]), Params.of(net), fit.loss
+
+
+def halved(grads, params, given):
+    return {k: 0.5 * g for k, g in grads.items()}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rho", [None, 0.05])
+@pytest.mark.parametrize("name", ["convnext", "unet"])
+def test_gradients_uphill_and_their_mean_agree(name, rho, compiled):
+    """SAM's second pass and the sum of raw gradients, recorded against eager: the same direction and length, the same loss."""
+    eager, _, loss = gradient(Eager(CUDA, TASK), NETS[name], rho)
+    fast, _, fast_loss = gradient(Captured(CUDA, TASK, compiled=compiled), NETS[name], rho)
+    assert torch.cosine_similarity(eager, fast, dim=0) > 0.99
+    assert fast.norm().item() == pytest.approx(eager.norm().item(), rel=0.05)
+    assert fast_loss == pytest.approx(loss, rel=0.05)
+
+
+def test_one_recording_serves_every_rho_and_forgets_the_last_fit():
+    """rho 0.1, 1 and 0.1 again: the first and the last agree, the middle does not; a sum that was not cleared would double."""
+    machine = Captured(CUDA, TASK, compiled=False)
+    (a, _, _), (b, _, _), (c, _, _) = (gradient(machine, NETS["unet"], rho) for rho in (0.1, 1.0, 0.1))
+    assert machine.captures == 1
+    assert (a - c).norm() < 1e-2 * a.norm() < (a - b).norm()
+
+
+def test_the_mean_gradient_is_raw_in_a_recording_too():
+    """Adam does not care for a gradient's length, so a direction that halves it changes neither weights nor the raw mean."""
+    plain, there, _ = gradient(Captured(CUDA, TASK, compiled=False), NETS["unet"], None)
+    halves, here, _ = gradient(Captured(CUDA, TASK, compiled=False), NETS["unet"], None, direction=halved)
+    assert (plain - halves).norm() < 2e-2 * plain.norm()
+    assert (there - here).norm() < 0.2 * (there - NETS["unet"].initial(Stream((0,))).to(CUDA).params).norm()
+
+
+def test_synthesis_reuses_one_recorded_sampler(tmp_path, monkeypatch):
+    """Clients of different sizes give different numbers of images, in whole batches of one size: one recording draws them all."""
+    made = []
+    monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
+    solver = Adam(lr=1e-4, batch=16, steps=1)
+    algorithm = FedDDPM(warmup=solver, local=solver, central=solver, sampler=Ancestral(batch=4, steps=5), group=6)
+    recipe = toy_recipe(
+        clients=6, rounds=1, speed="graph", model=NETS["convnext"], data=ToyImages(n=300, side=16), task=TASK,
+        partition=QuantitySkew(beta=1.0), algorithm=algorithm,
+    )  # fmt: skip
+    run(recipe, tmp_path / "run", device="cuda")
+    assert made[0].captures == 2, "a training step that warm-up, rounds and corrections share, and the sampler"
+    assert all(machine.captures <= 1 for machine in made[1:])
+    sizes = torch.bincount(RunFolder(tmp_path / "run").load_checkpoint().server.auxiliary.origin)
+    assert len(set(sizes.tolist())) > 1
+
+
+def test_warm_ups_side_by_side_start_from_their_own_weights(tmp_path, monkeypatch):
+    """Five slots against one: initial weights come from torch's one default generator, which threads must not share."""
+    drawn = {}
+    for most in (1, 5):
+        monkeypatch.setattr(devices, "MOST_SLOTS", most)
+        solver = Adam(lr=1e-30, batch=16, steps=1)
+        algorithm = FedDDPM(warmup=solver, local=solver, central=solver, sampler=Ancestral(batch=4, steps=5))
+        recipe = toy_recipe(
+            clients=8, rounds=1, speed="graph", model=NETS["convnext"], data=ToyImages(n=320, side=16), task=TASK,
+            algorithm=algorithm,
+        )  # fmt: skip
+        run(recipe, tmp_path / str(most), device="cuda")
+        drawn[most] = RunFolder(tmp_path / str(most)).load_checkpoint().server.auxiliary.pixels.float()
+    assert (drawn[1] - drawn[5]).abs().mean() < 2.0, "of 255: rounding alone"
 
 
 def test_one_recording_serves_every_client_and_round(tmp_path, monkeypatch):
