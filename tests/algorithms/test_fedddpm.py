@@ -232,6 +232,9 @@ def test_what_cannot_work_is_refused_at_once():
         FedDDPM(warmup=HALF, local=SGD(lr=0.1, steps=1, ema=0.5), central=HALF)
     with pytest.raises(EffuseError, match="sampler.steps: 99 is more than the 25 steps of task.schedule"):
         check(toy_recipe(algorithm=FedDDPM(warmup=HALF, local=HALF, central=HALF, sampler=Ddim(steps=99))))
+    test = QuickTest(sampler=Ddim(steps=98), encoder=Pixels())
+    with pytest.raises(EffuseError, match="sampler.steps: 98 is more than the 25 steps of task.schedule"):
+        check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=test)))
 
 
 def test_the_auxiliary_set_is_measured_at_the_end(tmp_path):

@@ -34,7 +34,9 @@ class Correcting(Synthesising):
     """What a server does with its auxiliary set A: train on it."""
 
     central: Solver  # E passes over A with the step eta
-    part: Fraction = 1.0  # of A that a correction sees, drawn anew each time; the paper's two readings of A are 1 and less
+    part: Fraction = (
+        1.0  # of A that a correction sees, drawn anew each time; 1: A is fixed before training, as in the listing
+    )
 
     def corrected(self, w: Model, server: Gathering, fed: Federation, told: bool = False) -> Model:
         """The model after the server's own passes over A."""
@@ -93,9 +95,8 @@ class QuickTest(Spec):
         """The Fréchet distance of some samples of the model, drawn from the same noise at every test, to the reference."""
         bench, noise = fed.workbench, stream(fed.seed, SETUP_T, "quick test", 0, SERVER, "samples")
         images = bench.generate(model, self.size, self.sampler or sampler, stream=noise)
-        pool = (
-            fed.pool() if self.reference == "oracle" else A.shard(model.arch.shape.classes, bench.machine.device)
-        ).gathered()
+        known = fed.pool() if self.reference == "oracle" else A.shard(model.arch.shape.classes, bench.machine.device)
+        pool = known.gathered()
         subject = Subject(
             train=pool, test=pool, data=f"quick test, {self.reference}", device=bench.machine.device, samples=images.first,
             memo=fed.memo,
@@ -134,6 +135,8 @@ class FedDDPMPlus(FedDDPM, name="fedddpm_plus"):
 
     def setup(self, model: Model, fed: Federation) -> Server:
         self.test.encoder.ready()
+        if self.test.reference == "oracle":
+            fed.pool()  # refused here, where there is no such thing, and not after the warm-up
         if self.test.reference == "aux" and isinstance(self.test.encoder, Classifier) and not model.arch.conditional:
             raise RecipeError(
                 "algorithm.test.encoder: a classifier needs labels, and what an unconditional model draws has none; "

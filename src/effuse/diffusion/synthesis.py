@@ -82,9 +82,7 @@ class Synthesising(Algorithm, ABC):
     """An algorithm that begins with a model per client and the images that the server draws from them."""
 
     warmup: Solver  # of each client's own model; any solver, a private one too
-    sampler: Sampler = Ancestral(
-        batch=100
-    )  # of the auxiliary set; batches are drawn whole, so few images want small batches
+    sampler: Sampler = Ancestral(batch=100)  # of the auxiliary set, in whole batches: few images want small ones
     share: Fraction = 0.1  # |A_i| = 0.1 m_i; drawn once, since "in each round" contradicts "before training" in the paper
     group: PositiveInt = 10  # clients in a round of warm-up or synthesis: the most that a killed run does again
 

@@ -1,6 +1,7 @@
 """What would fail after an hour, refused in the first second: `check`, `run` and `evaluate` ask here before they compute."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 
@@ -11,6 +12,7 @@ from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
+from effuse.core.spec import Spec
 from effuse.core.task import Batch, Net
 from effuse.models.classify import Classify
 
@@ -40,12 +42,8 @@ def refuse_model(recipe: Recipe, train: Dataset) -> None:
 def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     """A sampler or metrics that the task, the model or the data cannot serve."""
     conditional = recipe.model.conditional
-    own = [
-        getattr(recipe.algorithm, f.name) for f in dataclasses.fields(recipe.algorithm)
-    ]  # an algorithm may draw images too
-    for sampler in (recipe.sampler, *own):
-        if isinstance(sampler, Sampler):
-            sampler.ready(recipe.task, conditional)
+    for sampler in (*samplers_in(recipe.sampler), *samplers_in(recipe.algorithm)):  # an algorithm may draw images too
+        sampler.ready(recipe.task, conditional)
     outlook = Outlook(
         classifies=isinstance(recipe.task, Classify), conditional=conditional, classes=recipe.model.shape.classes,
         real={"train": len(train), "test": len(test)},
@@ -67,6 +65,15 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
                     "and measure the other with `effuse evaluate`"
                 )
             stored[key] = metric
+
+
+def samplers_in(value: object) -> Iterator[Sampler]:
+    """Every sampler that a spec is or holds."""
+    if isinstance(value, Sampler):
+        yield value
+    elif isinstance(value, Spec):
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+            yield from samplers_in(getattr(value, field.name))
 
 
 def hollow_model(recipe: Recipe) -> Model:
