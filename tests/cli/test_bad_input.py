@@ -299,7 +299,8 @@ main()
 def real(code_or_command, *arguments, **options):
     """A command in a process of its own."""
     tests = str(Path(__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*code_or_command, *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options
     )
@@ -403,7 +404,7 @@ def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
 TYPED = {
     "run": "Missing argument 'RECIPE'; `effuse run --help` shows what there is",
     "rnu demo": "No such command 'rnu'; did you mean run?",
-    "help": "No such command 'help'; valid: check, evaluate, list, reproduce, resume, run, sample",
+    "help": "No such command 'help'; valid: bound, check, evaluate, export, list, reproduce, ",
     "--fast": "No such option '--fast'; ",
     "run demo --fast": "No such option '--fast'; ",
     "run demo --round 3": "No such option '--round'; did you mean rounds",
@@ -424,7 +425,7 @@ TYPED = {
     "run demo --set rounds.x=1": "RecipeError: rounds: 40 has no keys of its own",
     "run demo --set rounds=1.5": "RecipeError: rounds: 1.5 is wrong, input should be a valid integer",
     "run demo --set rounds=soon": "RecipeError: rounds: 'soon' does not belong here; expected int",
-    "run demo --set algorithm=fedagv": "RecipeError: algorithm: no algorithm 'fedagv'; did you mean fedavg?",
+    "run demo --set algorithm=fedagv": "RecipeError: algorithm: no algorithm 'fedagv'; did you mean fedavg",
     "run demo --set algorithm=fedavg": "RecipeError: algorithm.local: fedavg needs a value for 'local'",
     "run demo --set partition=0.5": "partition: 0.5 is wrong, expected a partition; valid: ",
     "run demo --set evaluate.metrics=diversity": "'diversity' does not belong here; expected a list, each a metric",
