@@ -23,12 +23,13 @@ MODEL = ARCH.initial(Stream((0,)))
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch):
-    def recorded(step):
+    def recorded(step, stream):
         for _ in range(WARM_UP):
             step()
         return types.SimpleNamespace(replay=torch.enable_grad()(step))
 
     monkeypatch.setattr(captured, "recorded", recorded)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
 
 
 def blended(grads, params, given):
