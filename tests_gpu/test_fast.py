@@ -121,7 +121,7 @@ def halved(grads, params, given):
 @pytest.mark.parametrize("rho", [None, 0.05])
 @pytest.mark.parametrize("name", ["convnext", "unet"])
 def test_gradients_uphill_and_their_mean_agree(name, rho, compiled):
-    """SAM's second pass and the sum of raw gradients, recorded against eager: the same direction and length, the same loss."""
+    """SAM's second pass and the sum of raw gradients, recorded against eager: the same direction, length and loss."""
     eager, _, loss = gradient(Eager(CUDA, TASK), NETS[name], rho)
     fast, _, fast_loss = gradient(Captured(CUDA, TASK, compiled=compiled), NETS[name], rho)
     assert torch.cosine_similarity(eager, fast, dim=0) > 0.99
@@ -130,7 +130,7 @@ def test_gradients_uphill_and_their_mean_agree(name, rho, compiled):
 
 
 def test_one_recording_serves_every_rho_and_forgets_the_last_fit():
-    """rho 0.1, 1 and 0.1 again: the first and the last agree, the middle does not; a sum that was not cleared would double."""
+    """rho 0.1, 1 and 0.1 again: the first and the last agree, the middle does not; a sum not cleared would double."""
     machine = Captured(CUDA, TASK, compiled=False)
     (a, _, _), (b, _, _), (c, _, _) = (gradient(machine, NETS["unet"], rho) for rho in (0.1, 1.0, 0.1))
     assert machine.captures == 1
@@ -146,7 +146,7 @@ def test_the_mean_gradient_is_raw_in_a_recording_too():
 
 
 def test_synthesis_reuses_one_recorded_sampler(tmp_path, monkeypatch):
-    """Clients of different sizes give different numbers of images, in whole batches of one size: one recording draws them all."""
+    """Clients give different numbers of images, in whole batches of one size: one recording draws them all."""
     made = []
     monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
     solver = Adam(lr=1e-4, batch=16, steps=1)

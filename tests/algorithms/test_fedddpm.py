@@ -111,7 +111,7 @@ def test_auxiliary_images_and_warm_up_models_do_not_stay_with_clients(tmp_path):
 def test_localaug_sends_each_client_a_share_and_charges_it(tmp_path):
     """A of four bytes is split two and two. Whole-way steps end at the mean of own and shared images.
 
-    Client 0: (3 + its two) / 5, client 1: (-1 + its two) / 3, where one of the two clients gets {c, c} and the other {c, -c}.
+    Client 0: (3 + its two) / 5, client 1: (-1 + its two) / 3, where one of them gets {c, c} and the other {c, -c}.
     """
     algorithm = LocalAug(**PREPARED, local=SGD(lr=0.5, batch=8, steps=1), weights="uniform")
     mixed = ((3 + 2 * C) / 5 + (-1 + 0) / 3) / 2, ((3 + 0) / 5 + (-1 + 2 * C) / 3) / 2
@@ -150,7 +150,7 @@ def scripted(monkeypatch, *scores):
 
 
 def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
-    """Tests in rounds 0, 2 and 4 give 10, 9 and 9.5: the federated rounds end with round 4, the fifth, and a correction follows.
+    """Tests in rounds 0, 2 and 4 give 10, 9 and 9.5: federation ends with round 4, the fifth, and a correction follows.
 
     By size the clients' mean is .5 in every round; the correction goes half way from there to c/2.
     """
@@ -222,7 +222,8 @@ def test_a_classifier_needs_labelled_images():
     test = QuickTest(encoder=Classifier())
     with pytest.raises(EffuseError, match="what an unconditional model draws has none; use inception"):
         check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=test)))
-    check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=QuickTest(encoder=Classifier(), reference="oracle"))))  # fmt: skip
+    oracle = QuickTest(encoder=Classifier(), reference="oracle")
+    check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=oracle)))
 
 
 def test_what_cannot_work_is_refused_at_once():
@@ -249,7 +250,7 @@ def test_the_auxiliary_set_is_measured_at_the_end(tmp_path):
 
 
 def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
-    """FedAvg's ema starts at its first model; so does FedDDPM's, which the initial model of its warm-up rounds must not enter."""
+    """FedAvg's ema starts at its first model; so does FedDDPM's, and the initial model of its warm-up does not enter."""
     from effuse.engines.save import load
 
     recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size"), rounds=2, ema=0.5)
@@ -258,7 +259,7 @@ def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
 
 
 def test_without_correction_it_is_fedavg(tmp_path):
-    """A central step of next to nothing leaves uniform FedAvg on the same randomness but for the rounds' numbers; here there is none."""
+    """A central step of next to nothing leaves uniform FedAvg."""
     a = trained(one_weight_recipe(FedDDPM(**PREPARED, local=HALF, central=SGD(lr=1e-12, steps=1)), rounds=2), tmp_path / "a")
     b = trained(one_weight_recipe(FedAvg(local=HALF, weights="uniform"), rounds=2), tmp_path / "b")
     assert a == pytest.approx(b, abs=1e-6)

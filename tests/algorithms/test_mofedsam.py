@@ -21,10 +21,11 @@ def direction(folder) -> float:
 def test_two_rounds(tmp_path):
     """loss (w - x)^2, lr 1/4, alpha 1/2, rho .1, one step a round, weights by size.
 
-    Round 1 from 0, Delta 0. Client 0 (x = 1): gradient -2, so uphill is w = -.1, where g = -2.2; v = -1.1, y = .275. Client 1 mirrors it:
-    -.275. Mean (3 x .275 - .275) / 4 = .1375; Delta = -.1375 / (1 x 1/4) = -.55.
-    Round 2 from .1375. Client 0: uphill .0375, g = -1.925, v = (-1.925 - .55) / 2 = -1.2375, y = .446875. Client 1: uphill .2375, g = 2.475,
-    v = (2.475 - .55) / 2 = .9625, y = -.103125. Mean (3 x .446875 - .103125) / 4 = .309375; Delta = -(.309375 - .1375) / (1/4) = -.6875.
+    Round 1 from 0, Delta 0. Client 0 (x = 1): gradient -2, so uphill is w = -.1, where g = -2.2; v = -1.1, y = .275. Client
+    1 mirrors it: -.275. Mean (3 x .275 - .275) / 4 = .1375; Delta = -.1375 / (1 x 1/4) = -.55. Round 2 from .1375. Client
+    0: uphill .0375, g = -1.925, v = (-1.925 - .55) / 2 = -1.2375, y = .446875. Client 1: uphill .2375, g = 2.475, v =
+    (2.475 - .55) / 2 = .9625, y = -.103125. Mean (3 x .446875 - .103125) / 4 = .309375; Delta = -(.309375 - .1375) / (1/4)
+    = -.6875.
     """
     algorithm = MoFedSAM(local=STEP, alpha=0.5, rho=0.1)
     assert trained(one_weight_recipe(algorithm, rounds=1), tmp_path / "one") == pytest.approx(0.1375)
@@ -34,7 +35,7 @@ def test_two_rounds(tmp_path):
 
 
 def test_tau_counts_batches(tmp_path):
-    """One image a batch, alpha 1, almost no rho: client 0 moves 0 -> .875 in three steps, client 1 to -.5 in one: -7/6 and 2, by size -.375."""
+    """One image a batch, alpha 1, hardly any rho: 0 -> .875 in three steps and 0 -> -.5 in one: -7/6 and 2, by size -.375."""
     solver = SGD(lr=0.25, batch=1, epochs=1)
     trained(one_weight_recipe(MoFedSAM(local=solver, alpha=1.0, rho=1e-6)), tmp_path)
     assert direction(tmp_path) == pytest.approx((3 * -7 / 6 + 2) / 4, abs=1e-5)

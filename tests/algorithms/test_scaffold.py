@@ -28,12 +28,12 @@ def variates(folder) -> tuple[float, ...]:
 def test_two_rounds(option, tmp_path):
     """loss (w - x)^2, lr 1/4: a plain step is w/2 + x/2. Both options agree under plain SGD.
 
-    Round 1, all variates 0. Client 0: 0 -> .5 -> .75 -> .875, tau = 3: c_0 = (0 - .875) / (3/4) = -7/6, which is also the mean of its
-    gradients -2, -1, -.5. Client 1: 0 -> -.5, tau = 1: c_1 = .5 / (1/4) = 2. Mean model (.875 - .5) / 2 = .1875, c = (-7/6 + 2) / 2 = 5/12.
-    Round 2. Client 0 steps to w/2 + .5 - (7/6 + 5/12)/4 = w/2 + 5/48: .1875 -> 19/96 -> 13/64 -> 79/384. Client 1 steps to
-    w/2 - .5 - (-2 + 5/12)/4 = w/2 - 5/48: .1875 -> -1/96. Mean (79/384 - 4/384) / 2 = 75/768 = 25/256.
-    c_0 = -7/6 - 5/12 + (.1875 - 79/384) / (3/4) = -19/12 - 7/288; c_1 = 2 - 5/12 + (.1875 + 1/96) / (1/4) = 19/8; c is their mean.
-    """
+    Round 1, all variates 0. Client 0: 0 -> .5 -> .75 -> .875, tau = 3: c_0 = (0 - .875) / (3/4) = -7/6, which is also the
+    mean of its gradients -2, -1, -.5. Client 1: 0 -> -.5, tau = 1: c_1 = .5 / (1/4) = 2. Mean model (.875 - .5) / 2 =
+    .1875, c = (-7/6 + 2) / 2 = 5/12. Round 2. Client 0 steps to w/2 + .5 - (7/6 + 5/12)/4 = w/2 + 5/48: .1875 -> 19/96 ->
+    13/64 -> 79/384. Client 1 steps to w/2 - .5 - (-2 + 5/12)/4 = w/2 - 5/48: .1875 -> -1/96. Mean (79/384 - 4/384) / 2 =
+    75/768 = 25/256. c_0 = -7/6 - 5/12 + (.1875 - 79/384) / (3/4) = -19/12 - 7/288; c_1 = 2 - 5/12 + (.1875 + 1/96) / (1/4)
+    = 19/8; c is their mean."""
     algorithm = Scaffold(local=LOCAL, option=option)
     assert trained(one_weight_recipe(algorithm, rounds=1), tmp_path / "one") == pytest.approx(0.1875)
     assert variates(tmp_path / "one") == pytest.approx((5 / 12, -7 / 6, 2.0))
@@ -43,7 +43,7 @@ def test_two_rounds(option, tmp_path):
 
 
 def test_option_one_looks_at_the_received_model(tmp_path):
-    """The gradient at x = 0, whatever was trained since: -2 and 2; their mean is 0, so that round 2 differs from option II's."""
+    """The gradient at x = 0, whatever was trained since: -2 and 2, whose mean is 0."""
     algorithm = Scaffold(local=LOCAL, option="I")
     assert trained(one_weight_recipe(algorithm, rounds=1), tmp_path / "one") == pytest.approx(0.1875)
     assert variates(tmp_path / "one") == pytest.approx((0.0, -2.0, 2.0))

@@ -154,10 +154,9 @@ def test_cells_must_be_told_apart():
 
 def test_cells_that_repeat_each_other_have_a_mean(effuse, toy_table, toy_file, monkeypatch):
     """Two seeds of one cell, and a recipe that knows the scale by its name."""
-    cells = tuple(
-        Cell(labels={"method": "full", "seed": seed}, recipe="toy.scaled(scale='{scale}')", settings=(f"seed={seed}", *METRICS), metric="kid")
-        for seed in (0, 1)
-    )  # fmt: skip
+    same = {"recipe": "toy.scaled(scale='{scale}')", "metric": "kid"}
+    settings = {seed: (f"seed={seed}", *METRICS) for seed in (0, 1)}
+    cells = tuple(Cell(labels={"method": "full", "seed": k}, settings=v, **same) for k, v in settings.items())
     scales = {"tiny": Scale(metrics={"kid": "kid_classifier"})}
     monkeypatch.setitem(tables(), "toy.seeds", lambda: Table(title="Seeds", cells=cells, repeats="seed", scales=scales))
 

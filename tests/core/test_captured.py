@@ -42,15 +42,15 @@ def fit(machine, seed, rho, alpha):
     net = machine.load(MODEL)
     work = Work(
         solver=SGD(lr=0.05, batch=16, steps=7), shard=Shard.whole(ToyImages(n=50, side=8).load("train")), lr=0.05,
-        stream=Stream((seed,)), place=0, where="here", direction=blended, given={"alpha": alpha, "delta": MODEL.params * 0.01},
-        rho=rho, gradient=True,
+        stream=Stream((seed,)), place=0, where="here", rho=rho, gradient=True, direction=blended,
+        given={"alpha": alpha, "delta": MODEL.params * 0.01},
     )  # fmt: skip
     return machine.fit(net, work)[0], Params.of(net)
 
 
-@pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_fits_one_after_another_are_the_eager_ones():
-    """Other seeds, rates uphill and coefficients on the same two recordings: sums, averages and coefficients start afresh in each."""
+    """Other seeds, distances uphill and coefficients on the same two recordings: sums and coefficients start afresh in each."""
     fast, eager = Captured(CPU, TASK, compiled=False), Eager(CPU, TASK)
     for seed, (rho, alpha) in enumerate([(0.1, 0.1), (1.0, 0.5), (None, 0.5), (0.1, 0.1), (None, 0.9)]):
         (a, y), (b, z) = fit(eager, seed, rho, alpha), fit(fast, seed, rho, alpha)

@@ -135,8 +135,8 @@ def test_two_steps_of_sgd_by_hand():
 
 
 def test_sam_takes_the_gradient_uphill_and_steps_from_where_it_was():
-    """loss (w x + v - 3)^2 at w = v = 0, x = 1: gradient (-6, -6), of length 6 sqrt 2. Uphill by rho = sqrt 2 is (-1, -1), where the
-    gradient is -10 for both; lr .1 leads from (0, 0), not from there, to (1, 1). The reported loss is that of the weights: 9.
+    """loss (w x + v - 3)^2 at w = v = 0, x = 1: gradient (-6, -6), of length 6 sqrt 2. Uphill by rho = sqrt 2 is (-1, -1), where
+    the gradient is -10 for both; lr .1 leads from (0, 0), not from there, to (1, 1). The loss is that of the weights: 9.
     """
     eager = machine()
     net = eager.load(model_of())
@@ -151,7 +151,7 @@ def test_sam_where_the_gradient_is_nought_stays_there():
 
 
 def test_the_mean_gradient_is_raw():
-    """Gradients -6 and, after a step of lr 1/4 to w = 1.5, -3: their mean is -4.5, though the direction halves them and clip cuts them."""
+    """Gradients -6 and, after a step of lr 1/4 to w = 1.5, -3: mean -4.5, whatever direction and clip make of them."""
     w, fit, _ = run(SGD(lr=0.25, steps=2, batch=1), gradient=True)
     assert fit.gradient["w"].item() == -4.5 and w == 2.25
     _, fit, _ = run(SGD(lr=1e-9, steps=2, batch=1, clip=0.1), gradient=True, direction=halved)

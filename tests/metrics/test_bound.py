@@ -36,8 +36,8 @@ def test_the_steps_of_the_theorem():
 def test_the_terms_by_hand():
     """L = 1, K = E = 1, T = 25, so both steps are .1; n = N = 4; all sigmas 2; gap 3.
 
-    C = .5 - 9/100 = .41, rate 2 x .1 x .41 = .082. Start 3 / (25 x .082); drift .1 x 1.5 x .01 x (4 + 24) = .042; client noise
-    .1 x .1 x 4 / 8 = .005; no sampling; server noise .01 x 4 = .04, server drift .001 x 4 = .004; each over .082.
+    C = .5 - 9/100 = .41, rate 2 x .1 x .41 = .082. Start 3 / (25 x .082); drift .1 x 1.5 x .01 x (4 + 24) = .042; client
+    noise .1 x .1 x 4 / 8 = .005; no sampling; server noise .01 x 4 = .04, server drift .001 x 4 = .004; each over .082.
     """
     terms = Bound(T=25, n=4, N=4, sigma_l=2, sigma_g=2, sigma_s=2, gap=3).terms()
     by_hand = {"start": 3 / 25, "client drift": 0.042, "client noise": 0.005, "client sampling": 0.0}
@@ -46,7 +46,7 @@ def test_the_terms_by_hand():
 
 
 def test_sampling_by_hand():
-    """With n = 2 of 4, (N-n)/(2n(N-1)) is 1/6: .1 x 1/6 x .1 x (9 x .01 x 28 + 3 x 4) = .0242; C = .41 - (.054 + .3)/6 = .351."""
+    """n = 2 of 4: (N-n)/(2n(N-1)) is 1/6; .1 x .1 / 6 x (9 x .01 x 28 + 3 x 4) = .0242; C = .41 - (.054 + .3)/6 = .351."""
     bound = Bound(T=25, n=2, N=4, sigma_l=2, sigma_g=2, sigma_s=2, gap=3)
     assert bound.constant() == pytest.approx(0.351) and bound.noise()["client sampling"] == pytest.approx(0.0242)
     assert bound.terms()["client sampling"] == pytest.approx(0.0242 / (0.2 * 0.351))
@@ -70,7 +70,7 @@ def test_inadmissible_steps_are_refused():
 
 
 class Quadratics:
-    """FedDDPM on F_i(w) = 1/2 sum_j h_j (w_j - a_ij)^2 with curvatures h up to L and Gaussian noise: all constants are known."""
+    """FedDDPM on F_i(w) = 1/2 sum_j h_j (w_j - a_ij)^2, curvatures h up to L, Gaussian noise: all constants are known."""
 
     def __init__(self, bound: Bound, dim: int = 4, seed: int = 0) -> None:
         self.bound, self.rng = bound, np.random.default_rng(seed)
@@ -139,7 +139,7 @@ CORNERS = {
 @pytest.mark.parametrize("corner", CORNERS)
 @pytest.mark.parametrize("distance", [0.1, 3.0])
 def test_eq_18_by_monte_carlo(corner, distance):
-    """20,000 rounds from one point, near the optimum and far: E F(w') <= F(w) - descent + noise, within three standard errors."""
+    """20,000 rounds from one point, near the optimum and far: E F(w') <= F(w) - descent + noise, to three standard errors."""
     base = {"T": 16, "n": 3, "N": 10, "K": 4, "E": 3, "L": 2.0, "sigma_l": 0.7, "sigma_g": 0.9, "sigma_s": 0.5}
     bound = Bound(**base | CORNERS[corner])
     problem = Quadratics(bound)
@@ -152,7 +152,7 @@ def test_eq_18_by_monte_carlo(corner, distance):
 
 
 def test_eq_18_is_no_looser_than_told():
-    """Nothing random, one tiny step each: F falls by zeta |grad F|^2, of which the lemmas, with C near 1/2, promise a half."""
+    """Nothing random, one tiny step each: F falls by zeta |grad F|^2, of which the lemmas promise a half, C near 1/2."""
     bound = Bound(T=10**8, n=10, N=10, L=2.0, sigma_l=0.0, sigma_g=0.0, sigma_s=0.0)
     problem = Quadratics(bound)
     w = (problem.a.mean(0) + 1.0)[None]

@@ -35,8 +35,8 @@ def recipe(method: str, data: str = "mnist", *settings: str, scale: str = "paper
     ],
 )
 def test_sizes_and_updates(data, parameters, client, server, plus, size, warmup):
-    """Client updates a round: 600/128 x 3 -> 15, 500/64 x 5 -> 40. The server's: 6,000/128 -> 47, 5,000/64 x 5 -> 395; the one
-    correction of FedDDPM+: 47 x 20 = 940, 79 x 30 = 2,370. A is a tenth of the training set.
+    """Client updates a round: 600/128 x 3 -> 15, 500/64 x 5 -> 40. The server's: 6,000/128 -> 47, 5,000/64 x 5 -> 395; the
+    one correction of FedDDPM+: 47 x 20 = 940, 79 x 30 = 2,370. A is a tenth of the training set.
     """
     one = check(recipe("fedddpm", data, "rounds=1"))
     assert one["parameters"]["total"] == parameters
@@ -112,7 +112,7 @@ def test_controls_take_fedavgs_steps():
 
 
 def test_the_scaled_profile_keeps_the_structure():
-    """About as many warm-up epochs as federated ones, few clients a round, few classes a client, quick enough for minutes."""
+    """About as many warm-up epochs as federated ones, few clients a round, few classes a client, a matter of minutes."""
     found = check(small := recipe("fedddpm", scale="scaled"))
     a = small.algorithm
     assert a.warmup.epochs == pytest.approx(small.rounds * a.cohort * a.local.epochs, rel=0.2)
@@ -150,7 +150,8 @@ def test_the_fid_tables_have_every_printed_cell():
 def test_a_cells_partition_and_participation():
     """Table 1, Dirichlet 0.3 with 30 %: 30 of 100 clients a round, of very different sizes but none empty."""
     cell = next(c for c in find_table("fedddpm.table1")[1].cells if c.name == "fedavg-dir0.3-30")
-    found = check(find_recipe(cell.recipe.replace("{scale}", "paper"))[1].changed([*cell.settings, MNIST, "rounds=1", "evaluate.metrics=[]"]))  # fmt: skip
+    whole = find_recipe(cell.recipe.replace("{scale}", "paper"))[1]
+    found = check(whole.changed([*cell.settings, MNIST, "rounds=1", "evaluate.metrics=[]"]))
     sizes = found["partition"]["sizes"]
     assert sum(sizes) == 60_000 and min(sizes) >= 10 and max(sizes) > 3 * min(sizes)
     assert found["traffic"]["parameters"]["up"] == 30 * 12_098_305

@@ -237,7 +237,7 @@ def recorded(step: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
             for _ in range(WARM_UP):
                 step()
         torch.cuda.synchronize()
-        # other slots may be at work in their threads: only this thread's calls are checked, and nobody seeds what is recorded
+        # other slots may be at work in their threads: only this thread's calls are checked, and nobody seeds meanwhile
         with DEFAULT_GENERATOR, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             step()
     finally:

@@ -53,7 +53,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
 
 
 def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], int, int]:
-    """Play every round on shapes; the traffic of each, and the most bytes that the server's and all clients' states come to."""
+    """Play every round on shapes; the traffic of each, and the most that the server's and all clients' states come to."""
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()

@@ -55,7 +55,8 @@ def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
             f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not come so far; "
             "`effuse sample` draws from a finished model"
         )
-    provenance = _made(run, recipe) | {"sampler": text(recipe.algorithm.sampler), "auxiliary": len(found)}  # type: ignore[attr-defined]
+    sampler = text(recipe.algorithm.sampler)  # type: ignore[attr-defined]
+    provenance = _made(run, recipe) | {"sampler": sampler, "auxiliary": len(found)}
     return _written(found.images(recipe.model.conditional), form, where, provenance, found.origin.tolist()), len(found)
 
 

@@ -1,11 +1,12 @@
 """FedDDPM's convergence bound: Peng et al., 2025, Lemmas 1 and 2, Eq. 18 and Theorem 1, for L-smooth losses and plain SGD.
 
 K and E count steps here. A client's gradients have variance sigma_l^2, clients differ by (1/N) sum |grad F_i - grad F|^2 <=
-sigma_g^2, and the server's gradients on its auxiliary set are those of F with variance sigma_s^2: a biased set is outside the theory.
+sigma_g^2, and the server's gradients on its auxiliary set are those of F with variance sigma_s^2: a biased set is outside
+the theory.
 
 Lemma 1 is FedAvg's descent with n of N clients drawn without replacement; its drift is (1/N) sum E|w_ik - w|^2 <= 3 K zeta^2
-(sigma_l^2 + 6 K sigma_g^2) + 18 K^2 zeta^2 |grad F|^2, which needs zeta L K <= 1 / (2 sqrt 3). Lemma 2 is the descent of E server
-steps, which needs eta L E + (eta L E)^2 <= 1/2. Eq. 18 adds the two; Theorem 1 sums it over T rounds.
+(sigma_l^2 + 6 K sigma_g^2) + 18 K^2 zeta^2 |grad F|^2, which needs zeta L K <= 1 / (2 sqrt 3). Lemma 2 is the descent of E
+server steps, which needs eta L E + (eta L E)^2 <= 1/2. Eq. 18 adds the two; Theorem 1 sums it over T rounds.
 """
 
 import dataclasses
@@ -85,10 +86,11 @@ class Bound:
         """What one round adds to F at most, term by term: the right side of Eq. 18 without its gradients."""
         (zeta, eta), L, K, E = self.steps, self.L, self.K, self.E
         spread = self.sigma_l**2 + 6 * K * self.sigma_g**2
+        drawn = 9 * K**2 * L**2 * zeta**2 * spread + 3 * K * self.sigma_g**2
         return {
             "client drift": zeta * K * 1.5 * K * zeta**2 * L**2 * spread,
             "client noise": zeta * K * L * zeta * self.sigma_l**2 / (2 * self.n),
-            "client sampling": zeta**2 * K * L * self.sampling * (9 * K**2 * L**2 * zeta**2 * spread + 3 * K * self.sigma_g**2),
+            "client sampling": zeta * K * L * zeta * self.sampling * drawn,
             "server noise": L * eta**2 * E * self.sigma_s**2,
             "server drift": L**2 * eta**3 * E**2 * self.sigma_s**2,
         }  # fmt: skip

@@ -309,7 +309,7 @@ def comparison(
     every: int = 10,
     samples: int = 10_000,
 ) -> Table:
-    """All methods and fair controls at the scaled size, of which the arguments change rounds, clients, warm-up, evaluation."""
+    """All methods and fair controls at the scaled size, in which rounds, clients, warm-up and evaluation can be changed."""
     changed = {k: v for k, v in (("rounds", rounds), ("clients", clients), ("warmup", warmup)) if v is not None}
     s = dataclasses.replace(_setting(data, "scaled"), **changed)
 
