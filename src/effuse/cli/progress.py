@@ -112,6 +112,9 @@ class Display(Observer):
         self.loss, self.words = (self.loss if loss is None else loss), f"round {t + 1}, client {client} done"
         self._refresh(force=True)
 
+    def said(self, words: str) -> None:
+        self._say(words)
+
     def closed(self, record: dict[str, Any]) -> None:
         self.done = record["t"] + 1
         self.loss = record["loss"] if record["loss"] is not None else self.loss

@@ -19,6 +19,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
 from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
+from effuse.engines import flower
 from effuse.engines.device import machines_for, pick_device, pick_speed
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
@@ -27,11 +28,31 @@ from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
 from effuse.engines.refusals import refuse
 from effuse.engines.save import save_model
-from effuse.engines.simulator import Simulator, on_disk
+from effuse.engines.simulator import InProcess, Simulator, on_disk
+from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
 
-ENGINES = {"simulator": Simulator, "loopback": Loopback}
+
+def _in_process(kind: type[InProcess]) -> Engine:
+    def make(stage: Stage) -> Federation:
+        recipe = stage.recipe
+        return kind(
+            recipe.algorithm, recipe.shards(stage.train), *stage.machines, rounds=recipe.rounds, seed=recipe.seed,
+            wire=recipe.wire, snapshots=on_disk(stage.folder),
+        )  # fmt: skip
+
+    return make
+
+
+def _flower(stage: Stage) -> Federation:
+    from effuse.engines.flower.local import on_this_machine  # flwr is an extra
+
+    return on_this_machine(stage)
+
+
+ENGINES: dict[str, Engine] = {"simulator": _in_process(Simulator), "loopback": _in_process(Loopback), "flower": _flower}
+SERVED = "served"  # a run whose sites are elsewhere: `effuse serve` brings its engine along
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
 
 
@@ -43,32 +64,41 @@ def run(
     engine: str = "simulator",
     device: str = "auto",
     observer: Observer | None = None,
+    served: Engine | None = None,
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through."""
-    if engine not in ENGINES:
+    if served is None and engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
+    if engine == "flower":
+        flower.require()
     place = pick_device(device)
     folder = RunFolder(out)
     folder.require_new()
     train, test = recipe.data.load("train"), recipe.data.load("test")
     recipe = recipe.resolved(train)
     # what cannot work is refused before a folder is made
-    recipe.shards(train)
+    if served is None:
+        recipe.shards(train)
     refuse(recipe, train, test)
     pick_speed(recipe, place, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():
-        folder.create(recipe, name, engine, place.type, {"train": train.digest, "test": test.digest})
-        return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
+        folder.create(recipe, name, SERVED if served else engine, place.type, {"train": train.digest, "test": test.digest})
+        return Run(recipe, folder, served or ENGINES[engine], place, train, test, observer or Observer()).complete()
 
 
-def resume(out: Path, *, device: str | None = None, observer: Observer | None = None) -> dict[str, Any]:
+def resume(
+    out: Path, *, device: str | None = None, observer: Observer | None = None, served: Engine | None = None
+) -> dict[str, Any]:
     """Go on with a run from its last checkpoint; a finished one just gives its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
     engine, place = manifest.get("engine"), pick_device(device or manifest.get("device", "auto"))
-    if engine not in ENGINES:
+    if (engine == SERVED) != (served is not None):
+        how = f"effuse serve --resume {out}" if engine == SERVED else f"effuse resume {out}"
+        raise RunError(f"{out}: this run's clients are {'at their sites' if engine == SERVED else 'all here'}; use `{how}`")
+    if served is None and engine not in ENGINES:
         raise RunError(f"{out}: its manifest names the engine {engine!r}; valid: {', '.join(ENGINES)}")
     folder = RunFolder(out)
     with folder.locked():
@@ -78,7 +108,7 @@ def resume(out: Path, *, device: str | None = None, observer: Observer | None = 
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
-        return Run(recipe, folder, engine, place, train, test, observer or Observer()).complete()
+        return Run(recipe, folder, served or ENGINES[engine], place, train, test, observer or Observer()).complete()
 
 
 class Played(NamedTuple):
@@ -121,7 +151,7 @@ class Run:
         self,
         recipe: Recipe,
         folder: RunFolder,
-        engine: str,
+        engine: Engine,
         device: torch.device,
         train: Dataset,
         test: Dataset,
@@ -130,13 +160,9 @@ class Run:
         torch.set_num_threads(recipe.threads)
         self.recipe, self.folder, self.observer = recipe, folder, observer
         train = train.to(device)
-        shards = recipe.shards(train)
         machines = machines_for(recipe, device, len(train))
         self.machine = machines[0]
-        self.fed: Federation = ENGINES[engine](
-            recipe.algorithm, shards, *machines, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire,
-            snapshots=on_disk(folder.path),
-        )  # fmt: skip
+        self.fed = engine(Stage(recipe, train, machines, folder.path, observer.said))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
@@ -147,6 +173,10 @@ class Run:
 
     def complete(self) -> dict[str, Any]:
         """From the last checkpoint, or from nothing, to the result."""
+        with self.fed:
+            return self._complete()
+
+    def _complete(self) -> dict[str, Any]:
         algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
         began = time.monotonic()
         server, t, federated = self._start()

@@ -8,7 +8,6 @@ from effuse.core.federation import Order
 from effuse.core.spec import build, parse, text
 from effuse.core.wire import decode, encode, placed
 from effuse.engines.simulator import InProcess
-from effuse.engines.state import frame, unframe
 from effuse.engines.worker import Receipt
 
 
@@ -27,14 +26,13 @@ class Loopback(InProcess):
         for client, message in messages.items():
             if id(message) not in encoded:
                 encoded[id(message)] = encode(message, job.arguments, self.wire)
-            self._charge("down", client, message, len(frame(heads[client])) + len(frame(encoded[id(message)])))
+            self._charge("down", client, message, len(heads[client]) + len(encoded[id(message)]))
         return self._perform(job, {client: (heads[client], encoded[id(m)]) for client, m in messages.items()})
 
     def _perform(self, job: Job, requests: dict[int, tuple[bytes, bytes]]) -> Iterator[tuple[int, Any, str | None]]:
         for client, request in requests.items():
-            answer = self.worker.handle(frame(*request))
-            receipt, blob = unframe(answer)
+            receipt, blob = self.worker.handle(*request)
             reply = decode(blob, job.returns)
-            self._charge("up", client, reply, len(answer))
+            self._charge("up", client, reply, len(receipt) + len(blob))
             device = self.workbench.machine.device
             yield client, placed(reply, device), decode(receipt, Receipt).snapshot

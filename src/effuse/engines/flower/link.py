@@ -1,0 +1,213 @@
+"""A site's end of Flower: outbound requests only, no listening port, and no code that anybody sends is ever run."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.serde import message_from_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest, RegisterNodeFleetRequest,
+)  # fmt: skip
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from effuse.core.errors import EffuseError, FederationError
+from effuse.core.wire import decode, encode
+from effuse.engines.flower.carriage import Ends, content_of, letter_of, pull, push
+from effuse.engines.flower.keys import ClientKeys
+from effuse.engines.flower.letters import ANSWER, ENROLLED, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Refusal
+from effuse.engines.flower.site import Site, told
+
+POLL, IDLE_POLL, IDLE = 0.2, 1.0, 60.0  # seconds between looks; the longer after a minute without a letter
+HEARTBEAT = 10.0
+AGAIN = 2.0  # seconds before a lost connection is tried again
+REFUSED = 20.0  # seconds of being refused after which it is meant: a server that starts may not know its keys yet
+DOWNLOAD = 3600.0  # seconds that a letter may take to come
+
+
+class Gone(Exception):
+    """The connection broke; it is tried again."""
+
+
+class Link:
+    """Keeps a site connected: letters in, replies out, while a thread of its own does the work."""
+
+    def __init__(self, site: Site, address: str, keys: ClientKeys | None) -> None:
+        self.site, self.address, self.keys = site, address, keys
+        # without keys a node is whoever it says; one identity for as long as we run, so that a reply finds its way after a break
+        self.private = keys.private if keys is not None else ec.generate_private_key(ec.SECP384R1())
+        self.public = public_key_to_bytes(self.private.public_key())
+        self._orders: queue.Queue[tuple[Message, Letter]] = queue.Queue()
+        self._replies: queue.Queue[tuple[Message, Letter]] = queue.Queue()
+        self._vouched: set[int] = set()  # Flower runs whose terms we accepted
+        self._failing: float | None = None
+
+    def run(self) -> None:
+        """Serve until interrupted."""
+        threading.Thread(target=self._work, daemon=True).start()
+        while True:
+            try:
+                self._converse()
+            except Gone as gone:
+                self.site.say(f"no connection to {self.address} ({gone}); trying again")
+                time.sleep(AGAIN)
+
+    def _converse(self) -> None:
+        """One connection, from activation to its break."""
+        with self._connected() as client:
+            node = self._activated(client)
+            ends = Ends(client, node)
+            self.site.say(f"connected to {self.address} as client {self.site.client}")
+            resting = threading.Event()
+            lost = threading.Event()
+            threading.Thread(target=_beat, args=(client, node, resting, lost), daemon=True).start()
+            last = time.monotonic()
+            try:
+                while not lost.is_set():
+                    busy = self._reply(ends)
+                    busy |= self._receive(ends)
+                    if busy:
+                        last = time.monotonic()
+                    else:
+                        time.sleep(POLL if time.monotonic() - last < IDLE else IDLE_POLL)
+                raise Gone("the server no longer knows this node")
+            except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
+                raise Gone(_short(error)) from None
+            finally:
+                resting.set()
+                with contextlib.suppress(httpx.HTTPError, RuntimeError):
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+
+    def _connected(self) -> Any:
+        root = None if self.keys is None else self.keys.ca.read_bytes()
+        signing = NodeAuthHttpInterceptor(self.private, self.private.public_key())
+        component = RuntimeVersionHttpInterceptor(component_name="effuse")
+        return FleetHttpClient.from_server_address(self.address, self.keys is None, root, [component, signing])
+
+    def _activated(self, client: Any) -> Node:
+        try:
+            if self.keys is None:
+                with contextlib.suppress(httpx.HTTPStatusError):  # it is known already, after a break
+                    client.RegisterNode(RegisterNodeFleetRequest(public_key=self.public))
+            request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            node = Node(node_id=client.ActivateNode(request).node_id)
+        except httpx.HTTPError as error:
+            self._judge(error)
+            raise Gone(_short(error)) from None
+        self._failing = None
+        return node
+
+    def _judge(self, error: httpx.HTTPError) -> None:
+        """Give up where trying again is in vain: a server that is not ours, or that does not want us."""
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise FederationError(
+                f"{self.address} does not show a certificate of this federation; check the address and the ca.crt in --keys"
+            ) from None
+        refused = isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError))
+        if not refused:
+            self._failing = None  # nobody there yet: wait for the server
+            return
+        self._failing = self._failing or time.monotonic()
+        if time.monotonic() - self._failing > REFUSED:
+            remedy = "join with the --keys that the operator sent" if self.keys is None else "ask the operator for this client's keys"
+            raise FederationError(f"{self.address} refuses this node ({_short(error)}); {remedy}") from None
+
+    def _receive(self, ends: Ends) -> bool:
+        """Take one letter, if there is one: terms are answered here, orders go to the worker."""
+        pulled = ends.client.PullMessages(PullMessagesRequest(node=ends.node))
+        if not pulled.messages_list:
+            return False
+        run = message_from_proto(pulled.messages_list[0]).metadata.run_id
+        message = pull(ends, run, pulled.message_object_trees[0], DOWNLOAD)
+        letter = letter_of(message)
+        if letter.kind == HELLO:
+            self._replies.put((message, self._answered(lambda: self._terms(letter, run))))
+        elif letter.kind == ORDER and run in self._vouched:
+            self.site.say(f"{told(letter.head)}: received {letter.size:,} bytes")
+            self._orders.put((message, letter))
+        else:
+            self._replies.put((message, _refusal(f"this site does not take '{letter.kind[:40]}' letters from you")))
+        return True
+
+    def _terms(self, letter: Letter, run: int) -> Letter:
+        hello = decode(letter.head, Hello)
+        if self.keys is not None:
+            self.keys.verify(hello, run)
+        enrolled = self.site.enrol(hello)
+        self._vouched.add(run)
+        return Letter(ENROLLED, encode(enrolled, Enrolled))
+
+    def _work(self) -> None:
+        while True:
+            message, letter = self._orders.get()
+            self._replies.put((message, self._answered(lambda: Letter(ANSWER, *self.site.perform(letter.head, letter.body)))))
+
+    def _answered(self, make: Callable[[], Letter]) -> Letter:
+        """A letter, or the refusal that what went wrong makes of it."""
+        try:
+            return make()
+        except EffuseError as error:
+            self.site.say(f"refused: {error}")
+            return _refusal(str(error))
+        except Exception as error:  # a site outlives a job that fails, and the server is told why
+            self.site.say(f"failed: {type(error).__name__}: {error}")
+            return _refusal(f"{type(error).__name__}: {error}")
+
+    def _reply(self, ends: Ends) -> bool:
+        try:
+            message, letter = self._replies.get_nowait()
+        except queue.Empty:
+            return False
+        run = message.metadata.run_id
+
+        def request(proto: Any, tree: ObjectTree) -> Any:
+            return PushMessagesRequest(
+                node=ends.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+            )
+
+        try:
+            push(ends, run, Message(content_of(letter), reply_to=message), request)
+        except httpx.HTTPStatusError as error:
+            self.site.say(f"a reply is dropped: its run is over ({_short(error)})")
+            return True
+        except (httpx.HTTPError, ObjectPushError):
+            self._replies.put((message, letter))  # after the break
+            raise
+        if letter.kind == ANSWER:
+            self.site.say(f"sent {letter.size:,} bytes")
+        return True
+
+
+def _refusal(why: str) -> Letter:
+    return Letter(REFUSAL, encode(Refusal(why[:1000]), Refusal))
+
+
+def _beat(client: Any, node: Node, resting: threading.Event, lost: threading.Event) -> None:
+    request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+    while not resting.wait(HEARTBEAT):
+        try:
+            if not client.SendNodeHeartbeat(request).success:
+                lost.set()
+        except httpx.HTTPStatusError:
+            lost.set()
+        except (httpx.HTTPError, RuntimeError):
+            pass  # the conversation itself notices
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.text[:160]}"
+    return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,76 @@
+"""What `effuse serve` and `effuse join` do."""
+
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+
+from effuse.core.data import Source
+from effuse.core.errors import FederationError
+from effuse.core.federation import Federation
+from effuse.core.spec import build_text
+from effuse.engines.flower.federation import Flower, Terms
+from effuse.engines.flower.keys import ClientKeys, ServerKeys
+from effuse.engines.flower.link import Link
+from effuse.engines.flower.office import SuperLink
+from effuse.engines.flower.site import Consent, Site
+from effuse.engines.stage import Engine, Stage
+
+SHARE = "recipe"  # as a site's data: its share of the recipe's own, for simulated sites
+
+
+def served(
+    listen: str, name: str, keys: Path | None, quorum: int | None, deadline: float, insecure: bool
+) -> Engine:
+    """The engine of a run whose clients are at their sites."""
+    host, port = address(listen)
+    if keys is None and not insecure and not loopback(host):
+        raise FederationError(
+            f"--listen {listen}: without --keys anyone who reaches it could take part and read everything; make keys with "
+            "`effuse keys init`, or say --insecure"
+        )
+    own = ServerKeys(keys) if keys is not None else None
+
+    def make(stage: Stage) -> Federation:
+        clients = stage.recipe.clients
+        if quorum is not None and not 1 <= quorum <= clients:
+            raise FederationError(f"--quorum {quorum}: there are {clients} clients; it is between 1 and {clients}")
+        if own is not None and (missing := [k for k in range(clients) if k not in own.clients()]):
+            raise FederationError(f"{own.folder} has no key of client {missing[0]}; make keys for {clients} clients")
+        link = SuperLink(stage.folder / "flower" / "superlink", host, port, own)
+        return Flower(stage, link, Terms(quorum, deadline), name)
+
+    return make
+
+
+def join(
+    server: str, client: int, data: str, keys: Path | None, folder: Path, consent: Consent, device: str,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Take part as one client until interrupted."""
+    address(server)
+    own = ClientKeys(keys, client) if keys is not None else None
+    Link(Site(folder, client, source(data), consent, device, say), server, own).run()
+
+
+def source(data: str) -> Source | None:
+    """A site's data in the grammar of recipes; None is its share of the recipe's own."""
+    if data == SHARE:
+        return None
+    built: Source = build_text(data, Source, "--data")
+    return built
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise FederationError(f"'{text}' is not an address; give HOST:PORT, such as 127.0.0.1:8000")
+    return host.strip("[]"), int(port)
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
