@@ -30,7 +30,7 @@ def main() -> None:
     arguments = [a for a in sys.argv[1:] if a != "--debug"] or ["--help"]
     try:
         # each registers its command
-        from effuse.cli import check, evaluate, join, list, reproduce, resume, run, sample  # noqa: F401
+        from effuse.cli import check, evaluate, join, keys, list, reproduce, resume, run, sample, serve  # noqa: F401
 
         code = app(arguments, prog_name=app.info.name, standalone_mode=False)
         if code == INTERRUPTED:  # typer makes this of a Ctrl-C

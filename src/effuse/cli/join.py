@@ -23,15 +23,13 @@ def join(
         Path | None, typer.Option(help="Where the site keeps its state and secret; by default site-K here.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would leave the site, and leave.")] = False,
-    allow: Annotated[
-        str | None, typer.Option(metavar="RECIPE@HASH", help="Accept the manifest of this hash only.")
-    ] = None,
+    allow: Annotated[str | None, typer.Option(metavar="RECIPE@HASH", help="Accept the manifest of this hash only.")] = None,
     recipe: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Accept the recipe of this manifest.json only.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Take part as one client, on data that stays here; reconnects by itself; Ctrl-C leaves."""
+    """Take part as one client, on data that stays here, until the run is over; reconnects by itself; Ctrl-C leaves."""
     flower.require()
     from effuse.engines.flower.serve import join as take_part
     from effuse.engines.flower.site import Consent
@@ -43,4 +41,4 @@ def join(
     def say(words: str) -> None:
         print(words, flush=True)
 
-    take_part(server, client_id, data, keys, place, consent, device, say)
+    take_part(server, client_id, data, keys, place, consent, device, say, dry_run)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Device, Json, Quiet, RecipeName, Rounds, Seed, Settings, chosen
+from effuse.cli.options import Clients, Device, Json, Quiet, RecipeName, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import show_result, show_spread, watched
 from effuse.core.errors import RecipeError
 from effuse.engines import driver
@@ -20,9 +20,13 @@ from effuse.engines.notebook import new_folder
 def run(
     recipe: RecipeName,
     set: Settings = None,
-    engine: Annotated[str, typer.Option(help="simulator or loopback (through the wire format).")] = "simulator",
+    engine: Annotated[
+        str,
+        typer.Option(help="simulator, loopback (through the wire format) or flower (every client a process of its own)."),
+    ] = "simulator",
     device: Device = "auto",
     rounds: Rounds = None,
+    clients: Clients = None,
     seed: Seed = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="0,1,2", help="Run or resume one run per seed; print mean and spread.")
@@ -32,7 +36,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train by RECIPE (a name, a call, or a run's manifest.json), evaluate, and write a run folder."""
-    name, wanted = chosen(recipe, set, rounds, seed)
+    name, wanted = chosen(recipe, set, rounds, seed, clients)
     if seeds is None:
         folder = out or new_folder(name)
         with watched(folder, as_json, quiet) as observer:

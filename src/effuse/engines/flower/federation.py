@@ -13,7 +13,7 @@ from effuse.core.wire import decode, encode, placed
 from effuse.core.workbench import Workbench
 from effuse.engines.flower.expectation import Expectation
 from effuse.engines.flower.letters import (
-    ANSWER, ENROLLED, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Lost, Post, Refusal,
+    ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Lost, Post, Refusal,
 )  # fmt: skip
 from effuse.engines.flower.spool import Spool
 from effuse.engines.stage import Stage
@@ -22,6 +22,7 @@ from effuse.engines.worker import Receipt
 POLL = 0.2  # seconds between looks at the post while nothing comes
 ROLL_CALL = 1.0  # seconds between looks at who is connected while somebody is missing
 KNOCK = 10.0  # seconds after which a silent client is asked whether it still works on its order
+PARTING = 5.0  # seconds that sites have to hear that the run is over
 SMALL = 64 << 10  # bytes that a letter about enrolment may have
 
 
@@ -87,9 +88,22 @@ class Flower(Federation):
             raise
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self.post.close()
-        self._spool.clear()
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        try:
+            if kind is None:
+                self._part()
+        finally:
+            self.post.close()
+            self._spool.clear()
+
+    def _part(self) -> None:
+        """Tell the sites that the run is over, and give them a moment to hear it."""
+        with contextlib.suppress(Lost):
+            tickets = {self.post.send(seat.node, Letter(FAREWELL)) for seat in self.seats.values()}
+            until = time.monotonic() + PARTING
+            while tickets and time.monotonic() < until:
+                tickets -= {ticket for ticket, _ in self.post.collect(list(tickets), 1.0)}
+                time.sleep(POLL if tickets else 0)
 
     def gather(self) -> None:
         """Wait for every client; after the deadline a quorum of them is enough."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from effuse.core.errors import EffuseError
 from effuse.core.wire import message
 
-HELLO, ORDER = "hello", "order"  # from the server
+HELLO, ORDER, FAREWELL = "hello", "order", "farewell"  # from the server
 ENROLLED, ANSWER, REFUSAL = "enrolled", "answer", "refusal"  # from a site
 
 

@@ -28,12 +28,12 @@ from effuse.core.errors import EffuseError, FederationError
 from effuse.core.wire import decode, encode
 from effuse.engines.flower.carriage import Ends, content_of, letter_of, pull, push
 from effuse.engines.flower.keys import ClientKeys
-from effuse.engines.flower.letters import ANSWER, ENROLLED, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Refusal
+from effuse.engines.flower.letters import ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Refusal
 from effuse.engines.flower.site import Site, told
 
 POLL, IDLE_POLL, IDLE = 0.2, 1.0, 60.0  # seconds between looks; the longer after a minute without a letter
 HEARTBEAT = 10.0
-AGAIN = 2.0  # seconds before a lost connection is tried again
+AGAIN = 1.0  # seconds before a lost connection is tried again
 REFUSED = 20.0  # seconds of being refused after which it is meant: a server that starts may not know its keys yet
 DOWNLOAD = 3600.0  # seconds that a letter may take to come
 
@@ -54,19 +54,32 @@ class Link:
         self._replies: queue.Queue[tuple[Message, Letter]] = queue.Queue()
         self._vouched: set[int] = set()  # Flower runs whose terms we accepted
         self._failing: float | None = None
+        self._dry = self._over = False
+        self._seen: Hello | None = None
 
     def run(self) -> None:
-        """Serve until interrupted."""
+        """Serve until the run is over."""
         threading.Thread(target=self._work, daemon=True).start()
-        while True:
-            try:
-                self._converse()
-            except Gone as gone:
-                self.site.say(f"no connection to {self.address} ({gone}); trying again")
-                time.sleep(AGAIN)
+        while not self._over:
+            self._try(lambda: self._over and self._replies.empty())
+        self.site.say("the server says that the run is over")
 
-    def _converse(self) -> None:
-        """One connection, from activation to its break."""
+    def peek(self) -> Hello:
+        """The server's terms, declined."""
+        self._dry = True
+        while self._seen is None:
+            self._try(lambda: self._seen is not None and self._replies.empty())
+        return self._seen
+
+    def _try(self, enough: Callable[[], bool]) -> None:
+        try:
+            self._converse(enough)
+        except Gone as gone:
+            self.site.say(f"no connection to {self.address} ({gone}); trying again")
+            time.sleep(AGAIN)
+
+    def _converse(self, enough: Callable[[], bool]) -> None:
+        """One connection, from activation to its break, or until it is enough."""
         with self._connected() as client:
             node = self._activated(client)
             ends = Ends(client, node)
@@ -76,14 +89,15 @@ class Link:
             threading.Thread(target=_beat, args=(client, node, resting, lost), daemon=True).start()
             last = time.monotonic()
             try:
-                while not lost.is_set():
+                while not enough():
+                    if lost.is_set():
+                        raise Gone("the server no longer knows this node")
                     busy = self._reply(ends)
                     busy |= self._receive(ends)
                     if busy:
                         last = time.monotonic()
                     else:
                         time.sleep(POLL if time.monotonic() - last < IDLE else IDLE_POLL)
-                raise Gone("the server no longer knows this node")
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
                 raise Gone(_short(error)) from None
             finally:
@@ -122,7 +136,11 @@ class Link:
             return
         self._failing = self._failing or time.monotonic()
         if time.monotonic() - self._failing > REFUSED:
-            remedy = "join with the --keys that the operator sent" if self.keys is None else "ask the operator for this client's keys"
+            remedy = (
+                "join with the --keys that the operator sent"
+                if self.keys is None
+                else "ask the operator for this client's keys"
+            )
             raise FederationError(f"{self.address} refuses this node ({_short(error)}); {remedy}") from None
 
     def _receive(self, ends: Ends) -> bool:
@@ -138,6 +156,9 @@ class Link:
         elif letter.kind == ORDER and run in self._vouched:
             self.site.say(f"{told(letter.head)}: received {letter.size:,} bytes")
             self._orders.put((message, letter))
+        elif letter.kind == FAREWELL and run in self._vouched:
+            self._over = True
+            self._replies.put((message, Letter(ANSWER)))
         else:
             self._replies.put((message, _refusal(f"this site does not take '{letter.kind[:40]}' letters from you")))
         return True
@@ -146,6 +167,9 @@ class Link:
         hello = decode(letter.head, Hello)
         if self.keys is not None:
             self.keys.verify(hello, run)
+        if self._dry:
+            self._seen = hello
+            return _refusal(f"client {self.site.client} is making a dry run")
         enrolled = self.site.enrol(hello)
         self._vouched.add(run)
         return Letter(ENROLLED, encode(enrolled, Enrolled))
@@ -153,7 +177,9 @@ class Link:
     def _work(self) -> None:
         while True:
             message, letter = self._orders.get()
-            self._replies.put((message, self._answered(lambda: Letter(ANSWER, *self.site.perform(letter.head, letter.body)))))
+            self._replies.put(
+                (message, self._answered(lambda: Letter(ANSWER, *self.site.perform(letter.head, letter.body))))
+            )
 
     def _answered(self, make: Callable[[], Letter]) -> Letter:
         """A letter, or the refusal that what went wrong makes of it."""
@@ -186,7 +212,7 @@ class Link:
         except (httpx.HTTPError, ObjectPushError):
             self._replies.put((message, letter))  # after the break
             raise
-        if letter.kind == ANSWER:
+        if letter.kind == ANSWER and letter.body:
             self.site.say(f"sent {letter.size:,} bytes")
         return True
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import effuse
 from effuse.core.errors import RunError
@@ -35,10 +35,14 @@ class OneMachine(Flower):
         self.device = stage.machines[0].device.type
         self.sites: list[subprocess.Popen[bytes]] = []
 
-    def gather(self) -> None:
-        for client in self.clients:
-            self.sites.append(self._site(client))
-        super().gather()
+    def __enter__(self) -> Self:
+        # before the SuperLink: they take as long as it does to get ready, and try until it answers
+        self.sites = [self._site(client) for client in self.clients]
+        try:
+            return super().__enter__()
+        except BaseException:
+            stop(self.sites)
+            raise
 
     def _site(self, client: int) -> subprocess.Popen[bytes]:
         folder = self.folder / "clients" / str(client)
@@ -59,6 +63,8 @@ class OneMachine(Flower):
         super()._look(*args)
 
     def __exit__(self, *exception: Any) -> None:
-        stop(self.sites)
-        super().__exit__(*exception)
+        try:
+            super().__exit__(*exception)
+        finally:
+            stop(self.sites)
         shutil.rmtree(self.place / "keys", ignore_errors=True)

@@ -1,6 +1,7 @@
 """The server's end of Flower: a SuperLink of our own, and a run on it whose ServerApp is this process."""
 
 import contextlib
+import functools
 import hashlib
 import secrets
 import shutil
@@ -8,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.app import Message
@@ -44,6 +45,8 @@ from effuse.engines.flower.processes import last_words, start, stop
 
 START_UP = 60.0  # seconds that a SuperLink may take to come up
 HEARTBEAT = 10.0  # seconds between signs of life; Flower gives up after about sixty
+TRIES = 4  # of a call, before the connection counts as lost
+T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 APP = {  # a SuperLink runs only what has an app; this one's code is never run, by anybody
     "pyproject.toml": b"""[project]
@@ -79,9 +82,8 @@ class SuperLink(Post):
     def open(self) -> None:
         self.close()
         self._start()
-        with _Speaking(self):
-            self._owners = self._register()
-            self._begin()
+        self._owners = self._speak(self._register)
+        self._speak(self._begin)
 
     def close(self) -> None:
         self._resting.set()
@@ -95,8 +97,7 @@ class SuperLink(Post):
             self.process = None
 
     def nodes(self) -> set[int]:
-        with _Speaking(self):
-            there = {node.node_id for node in self._ends.client.GetNodes(GetNodesRequest()).nodes}
+        there = {node.node_id for node in self._speak(lambda: self._ends.client.GetNodes(GetNodesRequest())).nodes}
         # anyone may register a node with a SuperLink; with keys only those that we registered are ours
         return there if self.keys is None else there & self._owners.keys()
 
@@ -113,19 +114,30 @@ class SuperLink(Post):
         def request(proto: Any, tree: ObjectTree) -> Any:
             return PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
 
-        with _Speaking(self):
-            return push(self._ends, self._run, message, request)
+        return self._speak(lambda: push(self._ends, self._run, message, request))
 
     def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Letter]]:
-        with _Speaking(self):
-            pulled = self._ends.client.PullMessages(PullAppMessagesRequest(message_ids=tickets))
+        pulled = self._speak(lambda: self._ends.client.PullMessages(PullAppMessagesRequest(message_ids=tickets)))
         for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             try:
-                with _Speaking(self):
-                    letter = letter_of(pull(self._ends, self._run, tree, patience))
+                letter = letter_of(self._speak(functools.partial(pull, self._ends, self._run, tree, patience)))
             except ObjectPullError as error:
                 letter = Letter(REFUSAL, encode(Refusal(f"its upload was not completed ({error})"), Refusal))
             yield proto.metadata.reply_to_message_id, letter
+
+    def _speak(self, call: Callable[[], T]) -> T:
+        """A call to the SuperLink: a hiccup is tried again, a broken conversation is `Lost`."""
+        for attempt in range(TRIES):
+            if self.process is None or self.process.poll() is not None:
+                raise Lost("the SuperLink has ended")
+            try:
+                return call()
+            except httpx.TransportError as error:
+                why = f"{type(error).__name__}: {error}"
+                time.sleep(0.2 * attempt)
+            except (httpx.HTTPError, ObjectPushError) as error:
+                raise Lost(f"{type(error).__name__}: {error}") from None
+        raise Lost(why)
 
     def _start(self) -> None:
         secret = self.folder / "secret"
@@ -200,21 +212,6 @@ class SuperLink(Post):
                     return str(offered.token)
                 time.sleep(0.05)
         raise RunError(f"the SuperLink at {self.address} does not hand out the run that it was given")
-
-
-class _Speaking:
-    """Turns a broken conversation into `Lost`."""
-
-    def __init__(self, link: SuperLink) -> None:
-        self.link = link
-
-    def __enter__(self) -> None:
-        if self.link.process is None or self.link.process.poll() is not None:
-            raise Lost("the SuperLink has ended")
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, (httpx.HTTPError, ObjectPushError)):
-            raise Lost(f"{type(error).__name__}: {error}") from None
 
 
 def _beat(client: RuntimeHttpClient, resting: threading.Event) -> None:

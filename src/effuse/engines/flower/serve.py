@@ -12,15 +12,14 @@ from effuse.engines.flower.federation import Flower, Terms
 from effuse.engines.flower.keys import ClientKeys, ServerKeys
 from effuse.engines.flower.link import Link
 from effuse.engines.flower.office import SuperLink
+from effuse.engines.flower.preview import what_leaves
 from effuse.engines.flower.site import Consent, Site
 from effuse.engines.stage import Engine, Stage
 
 SHARE = "recipe"  # as a site's data: its share of the recipe's own, for simulated sites
 
 
-def served(
-    listen: str, name: str, keys: Path | None, quorum: int | None, deadline: float, insecure: bool
-) -> Engine:
+def served(listen: str, name: str, keys: Path | None, quorum: int | None, deadline: float, insecure: bool) -> Engine:
     """The engine of a run whose clients are at their sites."""
     host, port = address(listen)
     if keys is None and not insecure and not loopback(host):
@@ -44,12 +43,18 @@ def served(
 
 def join(
     server: str, client: int, data: str, keys: Path | None, folder: Path, consent: Consent, device: str,
-    say: Callable[[str], None],
+    say: Callable[[str], None], dry: bool = False,
 ) -> None:  # fmt: skip
-    """Take part as one client until interrupted."""
+    """Take part as one client until the run is over; or say what would leave the site, and leave."""
     address(server)
     own = ClientKeys(keys, client) if keys is not None else None
-    Link(Site(folder, client, source(data), consent, device, say), server, own).run()
+    site = Site(folder, client, source(data), consent, device, say)
+    link = Link(site, server, own)
+    if dry:
+        for line in what_leaves(site, link.peek()):
+            say(line)
+    else:
+        link.run()
 
 
 def source(data: str) -> Source | None:

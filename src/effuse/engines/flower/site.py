@@ -39,7 +39,9 @@ class Consent:
         """From the command line's `--recipe FILE` and `--allow RECIPE@HASH`."""
         name, at, digest = (allow or "").partition("@")
         if allow is not None and (not at or len(digest) < FEWEST or set(digest) - set("0123456789abcdef")):
-            raise FederationError(f"--allow {allow}: expected RECIPE@HASH with {FEWEST} or more digits of the manifest's hash")
+            raise FederationError(
+                f"--allow {allow}: expected RECIPE@HASH with {FEWEST} or more digits of the manifest's hash"
+            )
         return cls(Recipe.restore(read_manifest(file)["recipe"]).saved() if file else None, name or None, digest or None)
 
     def check(self, hello: Hello) -> None:
