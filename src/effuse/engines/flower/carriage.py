@@ -16,8 +16,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )  # fmt: skip
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 
-from effuse.core.wire import encode
-from effuse.engines.flower.letters import REFUSAL, Letter, Refusal
+from effuse.engines.flower.letters import UNDELIVERED, Letter
 
 RETRY, SLOWEST_RETRY = 0.05, 0.5  # seconds between looks for a part that is still being uploaded
 
@@ -40,7 +39,7 @@ def content_of(letter: Letter) -> RecordDict:
 def letter_of(message: Message) -> Letter:
     """The letter in a message; what is not one of ours becomes a letter of an unknown kind."""
     if message.has_error():
-        return Letter(REFUSAL, encode(Refusal(f"Flower says: {message.error.reason}"), Refusal))
+        return Letter(UNDELIVERED)
     head = message.content.get("head")
     kind = head.get("kind") if isinstance(head, ConfigRecord) else None
     if not isinstance(kind, str) or not isinstance(head["head"], bytes):

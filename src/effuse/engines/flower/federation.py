@@ -13,7 +13,7 @@ from effuse.core.wire import decode, encode, placed
 from effuse.core.workbench import Workbench
 from effuse.engines.flower.expectation import Expectation
 from effuse.engines.flower.letters import (
-    ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Lost, Post, Refusal,
+    ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, UNDELIVERED, Enrolled, Hello, Letter, Lost, Post, Refusal,
 )  # fmt: skip
 from effuse.engines.flower.spool import Spool
 from effuse.engines.stage import Stage
@@ -46,7 +46,8 @@ class Errand:
     def __init__(self, job: Job, orders: dict[int, Order], letters: dict[int, Letter], deadline: float) -> None:
         self.job, self.orders, self.letters = job, orders, letters
         self.until = time.monotonic() + deadline
-        self.sent: dict[int, tuple[str, Seat]] = {}  # client -> the ticket, and the seat it went to
+        self.seats: dict[int, Seat] = {}  # client -> where its order went last
+        self.tickets: dict[str, int] = {}  # the order may have gone out more than once; the first answer counts
         self.arrived: set[int] = set()
         self.rejected: dict[int, str] = {}
         self.knocked = time.monotonic()
@@ -165,16 +166,17 @@ class Flower(Federation):
                 yield client, placed(reply, device), snapshot
                 del reply
         finally:
-            for client in errand.waiting:
-                if client in errand.sent:
-                    self._late[errand.sent[client][0]] = f"client {client}'s answer to {self._where(errand)}"
+            for ticket, client in errand.tickets.items():
+                which = "answer" if client in errand.waiting else "second answer"
+                self._late[ticket] = f"client {client}'s {which} to {self._where(errand)}"
         self._check_quorum(errand, answered)
 
     def _check_quorum(self, errand: Errand, answered: int) -> None:
         asked, silent = len(errand.orders), errand.waiting
         needed = asked if self.terms.quorum is None else min(self.terms.quorum, asked)
         told = f"; silent: {_listed(silent)}" if silent else ""
-        told += "".join(f"; rejected: {k} ({why})" for k, why in errand.rejected.items())
+        if errand.rejected:
+            told += "; rejected: " + ", ".join(f"{k} ({why})" for k, why in errand.rejected.items())
         if answered < needed:
             raise QuorumError(
                 f"{self._where(errand)}: {answered} of {asked} replied, quorum {needed}{told}; lower quorum or raise deadline"
@@ -206,7 +208,8 @@ class Flower(Federation):
             self.say(f"the connection is lost ({lost}); starting it again")
             self._forget()
             if errand is not None:
-                errand.sent.clear()
+                errand.seats.clear()
+                errand.tickets.clear()
             self.post.open()
             return
         if not came:
@@ -214,19 +217,32 @@ class Flower(Federation):
 
     def _take(self, errand: Errand | None) -> bool:
         """Fetch what has come; answers wait for their turn on disk."""
-        mine = {ticket: client for client, (ticket, _) in errand.sent.items() if client in errand.waiting} if errand else {}
+        waiting = set(errand.waiting) if errand else set()
+        mine = [ticket for ticket, client in errand.tickets.items() if client in waiting] if errand else []
         tickets = [*mine, *self._greetings, *self._late]
         came = False
         patience = max(1.0, errand.left) if errand else self.terms.deadline
         for ticket, letter in self.post.collect(tickets, patience) if tickets else ():
             came = True
-            if ticket in self._greetings:
+            if letter.kind == UNDELIVERED:
+                self._vacate(ticket, errand)
+            elif ticket in self._greetings:
                 self._enrol(self._greetings.pop(ticket), letter)
             elif ticket in self._late:
                 self.say(f"{self._late.pop(ticket)} came past its deadline and is discarded")
-            elif errand is not None:
-                self._arrive(errand, mine[ticket], letter)
+            elif errand is not None and (client := errand.tickets.pop(ticket)) in errand.waiting:
+                self._arrive(errand, client, letter)
         return came
+
+    def _vacate(self, ticket: str, errand: Errand | None) -> None:
+        """A letter found nobody: its client has no seat until it is back, and then its order goes out again."""
+        self._late.pop(ticket, None)
+        if ticket in self._greetings:
+            self._greeted.pop(self._greetings.pop(ticket), None)
+        elif errand is not None and (client := errand.tickets.pop(ticket, None)) is not None:
+            if errand.seats.pop(client, None) == self.seats.get(client):
+                self.seats.pop(client, None)
+                self.say(f"client {client} is gone")
 
     def _arrive(self, errand: Errand, client: int, letter: Letter) -> None:
         if letter.kind == ANSWER:
@@ -246,10 +262,11 @@ class Flower(Federation):
         """Send orders to those who have not got theirs, or have begun anew since."""
         for client in errand.waiting:
             seat = self.seats.get(client)
-            if seat is None or (client in errand.sent and errand.sent[client][1] == seat):
+            if seat is None or errand.seats.get(client) == seat:
                 continue
             letter = errand.letters[client]
-            errand.sent[client] = self.post.send(seat.node, letter), seat
+            errand.tickets[self.post.send(seat.node, letter)] = client
+            errand.seats[client] = seat
             self._charge("down", client, messages[client], letter.size)
 
     def _greet(self, errand: Errand | None) -> None:

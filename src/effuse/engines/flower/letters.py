@@ -11,6 +11,7 @@ from effuse.core.wire import message
 
 HELLO, ORDER, FAREWELL = "hello", "order", "farewell"  # from the server
 ENROLLED, ANSWER, REFUSAL = "enrolled", "answer", "refusal"  # from a site
+UNDELIVERED = "undelivered"  # from the transport: the site is gone, or went before it answered
 
 
 class Letter(NamedTuple):

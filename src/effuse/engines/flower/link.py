@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest, RegisterNodeFleetRequest,
@@ -32,9 +32,9 @@ from effuse.engines.flower.letters import ANSWER, ENROLLED, FAREWELL, HELLO, ORD
 from effuse.engines.flower.site import Site, told
 
 POLL, IDLE_POLL, IDLE = 0.2, 1.0, 60.0  # seconds between looks; the longer after a minute without a letter
-HEARTBEAT = 10.0
+HEARTBEAT = 4.0  # seconds between signs of life; after two of Flower's shortest intervals without one a node counts as gone
 AGAIN = 1.0  # seconds before a lost connection is tried again
-REFUSED = 20.0  # seconds of being refused after which it is meant: a server that starts may not know its keys yet
+REFUSED = 30.0  # seconds of being refused after which it is meant: a server that starts may not know its keys yet
 DOWNLOAD = 3600.0  # seconds that a letter may take to come
 
 
@@ -52,6 +52,7 @@ class Link:
         self.public = public_key_to_bytes(self.private.public_key())
         self._orders: queue.Queue[tuple[Message, Letter]] = queue.Queue()
         self._replies: queue.Queue[tuple[Message, Letter]] = queue.Queue()
+        self._early: list[tuple[int, Message, Letter]] = []  # orders that came before the terms
         self._vouched: set[int] = set()  # Flower runs whose terms we accepted
         self._failing: float | None = None
         self._dry = self._over = False
@@ -116,13 +117,20 @@ class Link:
             if self.keys is None:
                 with contextlib.suppress(httpx.HTTPStatusError):  # it is known already, after a break
                     client.RegisterNode(RegisterNodeFleetRequest(public_key=self.public))
-            request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+            request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
             node = Node(node_id=client.ActivateNode(request).node_id)
         except httpx.HTTPError as error:
+            self._deactivate(client)
             self._judge(error)
             raise Gone(_short(error)) from None
         self._failing = None
+        (self.site.folder / "node").write_text(str(node.node_id))
         return node
+
+    def _deactivate(self, client: Any) -> None:
+        """A node that was killed counts as there for a while, and cannot be activated: take it down in its own name."""
+        with contextlib.suppress(httpx.HTTPError, OSError, ValueError):
+            client.DeactivateNode(DeactivateNodeRequest(node_id=int((self.site.folder / "node").read_text())))
 
     def _judge(self, error: httpx.HTTPError) -> None:
         """Give up where trying again is in vain: a server that is not ours, or that does not want us."""
@@ -136,11 +144,9 @@ class Link:
             return
         self._failing = self._failing or time.monotonic()
         if time.monotonic() - self._failing > REFUSED:
-            remedy = (
-                "join with the --keys that the operator sent"
-                if self.keys is None
-                else "ask the operator for this client's keys"
-            )
+            remedy = "ask the operator for this client's keys, or end another process that takes part with them"
+            if self.keys is None:
+                remedy = "join with the --keys that the operator sent"
             raise FederationError(f"{self.address} refuses this node ({_short(error)}); {remedy}") from None
 
     def _receive(self, ends: Ends) -> bool:
@@ -154,14 +160,19 @@ class Link:
         if letter.kind == HELLO:
             self._replies.put((message, self._answered(lambda: self._terms(letter, run))))
         elif letter.kind == ORDER and run in self._vouched:
-            self.site.say(f"{told(letter.head)}: received {letter.size:,} bytes")
-            self._orders.put((message, letter))
+            self._order(message, letter)
+        elif letter.kind == ORDER and not self._vouched and not self._dry:
+            self._early.append((run, message, letter))  # meant for the process that was here before us; the terms follow
         elif letter.kind == FAREWELL and run in self._vouched:
             self._over = True
             self._replies.put((message, Letter(ANSWER)))
         else:
             self._replies.put((message, _refusal(f"this site does not take '{letter.kind[:40]}' letters from you")))
         return True
+
+    def _order(self, message: Message, letter: Letter) -> None:
+        self.site.say(f"{told(letter.head)}: received {letter.size:,} bytes")
+        self._orders.put((message, letter))
 
     def _terms(self, letter: Letter, run: int) -> Letter:
         hello = decode(letter.head, Hello)
@@ -172,6 +183,10 @@ class Link:
             return _refusal(f"client {self.site.client} is making a dry run")
         enrolled = self.site.enrol(hello)
         self._vouched.add(run)
+        for ours, message, order in self._early:
+            if ours == run:
+                self._order(message, order)
+        self._early.clear()
         return Letter(ENROLLED, encode(enrolled, Enrolled))
 
     def _work(self) -> None:
@@ -222,7 +237,7 @@ def _refusal(why: str) -> Letter:
 
 
 def _beat(client: Any, node: Node, resting: threading.Event, lost: threading.Event) -> None:
-    request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+    request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
     while not resting.wait(HEARTBEAT):
         try:
             if not client.SendNodeHeartbeat(request).success:

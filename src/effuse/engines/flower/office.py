@@ -5,6 +5,7 @@ import functools
 import hashlib
 import secrets
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -158,7 +159,7 @@ class SuperLink(Post):
         log = self.folder / "superlink.log"
         self.process = start(command, log, flower_environment(self.folder))
         scheme, until = "http" if self.keys is None else "https", time.monotonic() + START_UP
-        verify: Any = True if self.keys is None else httpx.create_ssl_context(str(self.keys.ca))
+        verify: Any = True if self.keys is None else ssl.create_default_context(cafile=str(self.keys.ca))
         while True:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{scheme}://{self.address}/health", verify=verify).status_code == 200:

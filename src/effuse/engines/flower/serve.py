@@ -54,7 +54,8 @@ def join(
         for line in what_leaves(site, link.peek()):
             say(line)
     else:
-        link.run()
+        with site.alone():
+            link.run()
 
 
 def source(data: str) -> Source | None:

@@ -1,10 +1,12 @@
 """A site's side: it judges the terms, keeps its data and state, and carries out orders with everything ready."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -67,6 +69,16 @@ class Site:
             folder.mkdir(parents=True, exist_ok=True)
         self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
         self.worker: Worker | None = None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: two processes of one client would take each other's state."""
+        with open(self.folder / ".lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FederationError(f"{self.folder} is in use by another `effuse join`; end it first") from None
+            yield
 
     def agree(self, hello: Hello) -> Recipe:
         """The recipe of these terms, if they are what was agreed to; the first that come are shown and pinned."""
