@@ -13,6 +13,7 @@ from effuse.cli.progress import show_result, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import read_manifest
 from effuse.engines import driver, flower
+from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
 
 
@@ -26,7 +27,10 @@ def serve(
     keys: Annotated[Path | None, typer.Option(help="The server's keys, from `effuse keys init`.")] = None,
     quorum: Annotated[int | None, typer.Option(help="Answers that a round needs; by default everyone's.")] = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = 3600.0,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was interrupted.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run that was interrupted; with RECIPE, begin it if there is none."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     set: Settings = None,
     device: Device = "auto",
@@ -41,18 +45,23 @@ def serve(
     from effuse.engines.flower.serve import served
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
-    if resume is not None:
-        if recipe is not None or set or clients is not None or rounds is not None or seed is not None or out is not None:
-            raise RunError(f"--resume {resume}: the run keeps its recipe and folder; leave RECIPE and its settings out")
-        folder, name, wanted = resume, str(read_manifest(resume).get("name")), None
-    elif recipe is None:
+    if recipe is None and resume is None:
         raise RecipeError("give a RECIPE to begin, or --resume RUN to go on")
+    if resume is not None and out is not None:
+        raise RunError(f"--resume {resume} and --out {out}: give one of them")
+    if recipe is None and (set or clients is not None or rounds is not None or seed is not None):
+        raise RunError(f"--resume {resume}: the run keeps its recipe; leave out what would change it")
+    begun = resume is not None and (recipe is None or (resume / "manifest.json").exists())
+    if recipe is None:
+        folder, name = Path(str(resume)), str(read_manifest(Path(str(resume))).get("name"))
     else:
         name, wanted = chosen(recipe, set, rounds, seed, clients)
-        folder = out or new_folder(name)
+        folder = resume or out or new_folder(name)
+        if begun:
+            RunFolder(folder).require_same(wanted)
     engine = served(listen, name, keys, quorum, deadline, insecure)
     with watched(folder, as_json, quiet, f"effuse serve --listen {listen} --resume") as observer:
-        if wanted is None:
+        if begun:
             result = driver.resume(folder, observer=observer, served=engine)
         else:
             result = driver.run(wanted, folder, name=name, device=device, observer=observer, served=engine)

@@ -2,8 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from effuse.core.algorithm import Job
