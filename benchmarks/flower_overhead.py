@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 @client.train()
 def train(message, context):
@@ -236,15 +238,16 @@ def theirs(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
         )
     ]  # fmt: skip
     try:
-        time.sleep(5)
+        answering(f"http://{address}/health")
         for k in range(CLIENTS):
             words = ["--insecure", "--superlink", address, "--port", str(free_port())]
             words += ["--node-config", f"partition-id={k} num-partitions={CLIENTS}"]
             running.append(start([str(tools / "flower-supernode"), *words], folder / f"node-{k}.log", environment))
-        time.sleep(5)
         config = f'rounds={rounds} shapes="{folder / "shapes.json"}" marks="{marks}"'
         command = [str(tools / "flwr"), "run", str(app), "dep", "--run-config", config]
-        subprocess.run(command, check=True, capture_output=True, env=os.environ | environment)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | environment)
+        if done.returncode:
+            raise RuntimeError(f"flwr run: {done.stdout} {done.stderr}")
         watch, until = Stopwatch(), time.monotonic() + 300 * rounds
         while len(watch.marks) < rounds:
             done = len(marks.read_text().split()) - 1 if marks.exists() else 0  # the first is of the initial model
@@ -256,6 +259,19 @@ def theirs(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
         return watch.per_round()
     finally:
         stop(running)
+
+
+def answering(url: str) -> None:
+    """Wait for a server."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(url):
+                return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def test_the_readmes_python_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/runs.md", "docs/feddiffuse.md"]
+    "document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/runs.md", "docs/feddiffuse.md", "docs/server.md", "docs/site.md"]
 )
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):

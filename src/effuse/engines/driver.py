@@ -46,6 +46,7 @@ def _in_process(kind: type[InProcess]) -> Engine:
 
 
 def _flower(stage: Stage) -> Federation:
+    flower.require()
     from effuse.engines.flower.local import on_this_machine  # flwr is an extra
 
     return on_this_machine(stage)

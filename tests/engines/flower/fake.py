@@ -79,7 +79,7 @@ class FakePost(Post):
     def signed(self, hello: Hello) -> Hello:
         return hello
 
-    def send(self, node: int, letter: Letter) -> str:
+    def send(self, node: int, letter: Letter, life: float) -> str:
         if letter.kind == ORDER:
             self.orders.append(node - 100)
             if self.breaks and len(self.orders) == self.breaks:

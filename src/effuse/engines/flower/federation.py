@@ -22,6 +22,7 @@ POLL = 0.2  # seconds between looks at the post while nothing comes
 ROLL_CALL = 1.0  # seconds between looks at who is connected while somebody is missing
 KNOCK = 10.0  # seconds after which a silent client is asked whether it still works on its order
 PARTING = 5.0  # seconds that sites have to hear that the run is over
+SOON = 60.0  # seconds after which a small letter that nobody took, or an answer that came too late, is forgotten
 SMALL = 64 << 10  # bytes that a letter about enrolment may have
 
 
@@ -75,6 +76,7 @@ class Flower(Federation):
         self._expectation = Expectation(recipe)
         self._greeted: dict[int, float] = {}  # node -> when it was last sent the terms
         self._greetings: dict[str, int] = {}  # ticket -> node
+        self._declined: dict[int, str] = {}  # node -> why
         self._late: dict[str, str] = {}  # ticket -> whose answer to what
         self._looked = 0.0
 
@@ -99,7 +101,7 @@ class Flower(Federation):
     def _part(self) -> None:
         """Tell the sites that the run is over, and give them a moment to hear it."""
         with contextlib.suppress(Lost):
-            tickets = {self.post.send(seat.node, Letter(FAREWELL)) for seat in self.seats.values()}
+            tickets = {self.post.send(seat.node, Letter(FAREWELL), SOON) for seat in self.seats.values()}
             until = time.monotonic() + PARTING
             while tickets and time.monotonic() < until:
                 tickets -= {ticket for ticket, _ in self.post.collect(list(tickets), 1.0)}
@@ -264,7 +266,8 @@ class Flower(Federation):
             if seat is None or errand.seats.get(client) == seat:
                 continue
             letter = errand.letters[client]
-            errand.tickets[self.post.send(seat.node, letter)] = client
+            # a late answer is still heard of for a while; after that the transport need not keep it
+            errand.tickets[self.post.send(seat.node, letter, max(0.0, errand.left) + SOON)] = client
             errand.seats[client] = seat
             self._charge("down", client, messages[client], letter.size)
 
@@ -278,12 +281,15 @@ class Flower(Federation):
             if since >= KNOCK and (node not in seated or node in silent):
                 self._greeted[node] = now
                 letter = Letter(HELLO, encode(self.post.signed(self.hello), Hello))
-                self._greetings[self.post.send(node, letter)] = node
+                self._greetings[self.post.send(node, letter, SOON)] = node
 
     def _enrol(self, node: int, letter: Letter) -> None:
         """Give a client its seat, if it is who it says it is."""
         if letter.kind != ENROLLED:
-            self.say(f"node {node} declines: {_why(letter) if letter.kind == REFUSAL else letter.kind[:40]}")
+            why = _why(letter) if letter.kind == REFUSAL else f"a message of the unknown type '{letter.kind[:40]}'"
+            if self._declined.get(node) != why:  # it will be asked again, and not be told of again
+                self._declined[node] = why
+                self.say(f"node {node} declines: {why}")
             return
         try:
             enrolled = decode(letter.head, Enrolled, SMALL)

@@ -86,8 +86,8 @@ class Post(ABC):
         """The same terms with this server's proof."""
 
     @abstractmethod
-    def send(self, node: int, letter: Letter) -> str:
-        """Send a letter; the ticket fetches its reply."""
+    def send(self, node: int, letter: Letter, life: float) -> str:
+        """Send a letter that may be forgotten after `life` seconds; the ticket fetches its reply."""
 
     @abstractmethod
     def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Letter]]:

@@ -108,9 +108,9 @@ class SuperLink(Post):
     def signed(self, hello: Hello) -> Hello:
         return hello if self.keys is None else self.keys.sign(hello, self._run)
 
-    def send(self, node: int, letter: Letter) -> str:
+    def send(self, node: int, letter: Letter, life: float) -> str:
         kind = "query.effuse" if not letter.body else "train.effuse"
-        message = Message(content_of(letter), node, kind)
+        message = Message(content_of(letter), node, kind, ttl=life)
 
         def request(proto: Any, tree: ObjectTree) -> Any:
             return PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])

@@ -69,6 +69,7 @@ class Site:
             folder.mkdir(parents=True, exist_ok=True)
         self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
         self.worker: Worker | None = None
+        self._threads = 1
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -112,6 +113,7 @@ class Site:
         """Carry out an order."""
         if self.worker is None:
             raise FederationError(f"client {self.client} was sent an order before the terms")
+        torch.set_num_threads(self._threads)  # of this thread: thread count changes float sums
         return self.worker.handle(head, body)
 
     def shard(self, recipe: Recipe, classes: tuple[str, ...]) -> Shard:
@@ -129,7 +131,7 @@ class Site:
         return Shard.whole(train.to(self.device))
 
     def _ready(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
-        torch.set_num_threads(recipe.threads)
+        self._threads = recipe.threads
         shard = self.shard(recipe, classes)
         machine = machines_for(recipe, self.device, len(shard))[0]
         kept = Snapshots(self.folder)
