@@ -123,6 +123,11 @@ class Federation(ABC):
         """All data in one place, for the centralised baseline; only a simulation can do that."""
         raise FederationError(f"{self.algorithm.name} needs all data in one place, which a real federation never has")
 
+    @property
+    def evaluated(self) -> bool:
+        """Whether clients are being looked at rather than trained."""
+        return self._column == EVALUATION
+
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Asks within are charged to the evaluation column and keyed apart from training."""
@@ -144,7 +149,7 @@ class Federation(ABC):
     ) -> Iterator[tuple[int, Any]]:
         for client, reply, snapshot in arriving:
             self._busy.discard(client)
-            if self._column == EVALUATION:
+            if self.evaluated:
                 if snapshot != self.snapshots.get(client):
                     raise FederationError(f"job '{job.name}': client {client} changed its state while being evaluated")
             else:

@@ -14,7 +14,9 @@ from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import Update
 from effuse.core.errors import FederationError, QuorumError, RunError
 from effuse.core.params import Params
+from effuse.core.recipe import Evaluate
 from effuse.core.wire import decode, encode
+from effuse.diffusion.samplers import Ancestral
 from effuse.engines import driver
 from effuse.engines.flower import federation
 from effuse.engines.flower.federation import Terms
@@ -143,6 +145,17 @@ def test_a_bad_answer_is_rejected_with_a_reason_and_the_round_goes_on(kind, tmp_
     assert re.search(f"round 1, job 'train': client 1's answer is rejected: .*{reason}", log_of(tmp_path / "bad" / "run"))
     undisturbed = driver.run(recipe, tmp_path / "undisturbed")["weights_sha256"]
     assert undisturbed != digests[0]
+
+
+def test_a_client_that_claims_another_state_while_being_evaluated_is_left_out(tmp_path):
+    """LocalOnly's clients are looked at after the last round; client 1's receipt names a state that it should not have."""
+    recipe = toy_recipe(
+        algorithm=ALGORITHMS["localonly"], rounds=1, evaluate=Evaluate(grid=2), sampler=Ancestral(batch=2), reproducible=True
+    )
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = spoilt(lambda letter: letter._replace(head=encode(Receipt(1, "9_9"), Receipt)))
+    run_over(post, recipe, tmp_path / "run", PATIENT)
+    assert "job 'draw': client 1's answer is rejected: the client changed its state" in log_of(tmp_path / "run")
 
 
 def test_too_few_answers_end_the_run_in_one_sentence(tmp_path):

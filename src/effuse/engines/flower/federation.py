@@ -3,13 +3,14 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from effuse.core.algorithm import Job
 from effuse.core.errors import EffuseError, FederationError, QuorumError, WireError
 from effuse.core.federation import Federation, Order
 from effuse.core.wire import decode, encode, placed
 from effuse.core.workbench import Workbench
+from effuse.engines.flower.errand import Errand, Seat, Terms
 from effuse.engines.flower.expectation import Expectation
 from effuse.engines.flower.letters import (
     ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, UNDELIVERED, Enrolled, Hello, Letter, Lost, Post, Refusal,
@@ -24,41 +25,6 @@ KNOCK = 10.0  # seconds after which a silent client is asked whether it still wo
 PARTING = 5.0  # seconds that sites have to hear that the run is over
 SOON = 60.0  # seconds after which a small letter that nobody took, or an answer that came too late, is forgotten
 SMALL = 64 << 10  # bytes that a letter about enrolment may have
-
-
-class Seat(NamedTuple):
-    """Where a client is reached, and since which start of its."""
-
-    node: int
-    session: str
-
-
-class Terms(NamedTuple):
-    """How patient a federation is."""
-
-    quorum: int | None = None  # answers that a round needs; None: everyone's
-    deadline: float = 3600.0  # seconds that a job may take
-
-
-class Errand:
-    """One ask under way."""
-
-    def __init__(self, job: Job, orders: dict[int, Order], letters: dict[int, Letter], deadline: float) -> None:
-        self.job, self.orders, self.letters = job, orders, letters
-        self.until = time.monotonic() + deadline
-        self.seats: dict[int, Seat] = {}  # client -> where its order went last
-        self.tickets: dict[str, int] = {}  # the order may have gone out more than once; the first answer counts
-        self.arrived: set[int] = set()
-        self.rejected: dict[int, str] = {}
-        self.knocked = time.monotonic()
-
-    @property
-    def waiting(self) -> list[int]:
-        return [k for k in self.orders if k not in self.arrived and k not in self.rejected]
-
-    @property
-    def left(self) -> float:
-        return self.until - time.monotonic()
 
 
 class Flower(Federation):
@@ -190,6 +156,8 @@ class Flower(Federation):
         receipt = decode(letter.head, Receipt, SMALL)
         if receipt.client != client:
             raise FederationError(f"the answer says that it is client {receipt.client}'s")
+        if self.evaluated and receipt.snapshot != self.snapshots.get(client):
+            raise FederationError("the client changed its state while being evaluated")
         expected = self._expectation.of(errand.job, message)
         reply = decode(letter.body, errand.job.returns, expected.limit)
         expected.check(reply)
