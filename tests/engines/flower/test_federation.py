@@ -122,6 +122,7 @@ BAD = {
         ),
         "it brings the networks toy_unet",
     ),
+    "no weight": (update(lambda u: dataclasses.replace(u, weight=-1.0)), r"its weight is -1\.0; weights are positive"),
     "unknown type": (lambda letter: letter._replace(kind="gossip"), "unknown type 'gossip'"),
     "another message": (lambda letter: letter._replace(body=encode(Receipt(1, None), Receipt)), "is not a fedavg.Update"),
     "no message": (lambda letter: letter._replace(body=b"\x00" * 50), "cannot be read"),

@@ -31,6 +31,8 @@ class Errand:
         self.seats: dict[int, Seat] = {}  # client -> where its order went last
         self.tickets: dict[str, int] = {}  # the order may have gone out more than once; the first answer counts
         self.arrived: set[int] = set()
+        self.turn: int | None = None  # the client whose answer is waited for
+        self.held: Letter | None = None  # that answer: it need not go through the spool
         self.rejected: dict[int, str] = {}
 
     @property

@@ -114,6 +114,7 @@ class Flower(Federation):
         device = self.workbench.machine.device
         try:
             for client, order in errand.orders.items():
+                errand.turn = client
                 while client in errand.waiting and errand.left > 0:
                     self._look(errand, messages)
                 if client in errand.waiting:
@@ -121,7 +122,8 @@ class Flower(Federation):
                         self._take(errand)  # what came while the server was busy is in time
                 if client not in errand.arrived:
                     continue
-                letter = self._spool.take(_place(order))
+                letter = errand.held or self._spool.take(_place(order))
+                errand.held = None
                 try:
                     reply, snapshot = self._read(errand, client, letter, messages[client])
                 except EffuseError as error:
@@ -161,6 +163,8 @@ class Flower(Federation):
         expected = self._expectation.of(errand.job, message)
         reply = decode(letter.body, errand.job.returns, expected.limit)
         expected.check(reply)
+        if not (weight := getattr(reply, "weight", 1.0)) > 0:
+            raise FederationError(f"its weight is {weight}; weights are positive")
         return reply, receipt.snapshot
 
     def _look(self, errand: Errand | None, messages: dict[int, Any] | None = None) -> None:
@@ -215,7 +219,10 @@ class Flower(Federation):
 
     def _arrive(self, errand: Errand, client: int, letter: Letter) -> None:
         if letter.kind == ANSWER:
-            self._spool.put(_place(errand.orders[client]), letter)
+            if client == errand.turn:
+                errand.held = letter
+            else:
+                self._spool.put(_place(errand.orders[client]), letter)
             errand.arrived.add(client)
         elif letter.kind == REFUSAL:
             self._reject(errand, client, _why(letter))
