@@ -31,7 +31,7 @@ from effuse.core.model import Arch
 from effuse.engines import driver
 from effuse.engines.flower.office import SuperLink, flower_environment
 from effuse.engines.flower.processes import free_port, start, stop
-from effuse.engines.flower.serve import served
+from effuse.engines.flower.serve import Served, served
 from effuse.engines.observer import Observer
 
 CLIENTS = 5
@@ -144,7 +144,7 @@ def ours(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
     observer = Observer()
     observer.closed = closed  # type: ignore[method-assign]
     try:
-        engine = served(address, "idle", None, None, 600.0, insecure=False)
+        engine = served(Served(address), "idle", CLIENTS)
         driver.run(
             idle_recipe(arch, CLIENTS, rounds), folder / "run", name="idle", device="cpu", observer=observer, served=engine
         )

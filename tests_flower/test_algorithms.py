@@ -7,7 +7,8 @@ from effuse.algorithms.centralised import Centralised
 from effuse.core.recipe import Evaluate
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines import driver
-from effuse.engines.flower.serve import served
+from effuse.engines.flower.errand import Terms
+from effuse.engines.flower.serve import Served, served
 
 REAL = {name: a for name, a in ALGORITHMS.items() if not isinstance(a, Centralised)}  # which a real federation cannot do
 
@@ -17,7 +18,7 @@ def test_the_simulators_weights(name, town):
     evaluate, sampler = Evaluate(grid=2, every=2), Ancestral(batch=4)
     recipe = toy_recipe(algorithm=REAL[name], rounds=3, reproducible=True, evaluate=evaluate, sampler=sampler)
     town.sites()
-    engine = served(town.address, "toy", town.keys, None, 120.0, insecure=False)
+    engine = served(Served(town.address, town.keys, Terms(deadline=120.0)), "toy", 3)
     found = driver.run(recipe, town.folder / "flower", name="toy", served=engine)
     expected = driver.run(recipe, town.folder / "simulator")
     assert found["weights_sha256"] == expected["weights_sha256"]

@@ -22,9 +22,9 @@ from toy import ADAM, ToyStateful, toy_recipe
 
 from effuse.engines import driver
 from effuse.engines.flower import federation, keys
-from effuse.engines.flower.federation import Terms
+from effuse.engines.flower.errand import Terms
 from effuse.engines.flower.office import SuperLink
-from effuse.engines.flower.serve import served
+from effuse.engines.flower.serve import Served, served
 from effuse.engines.state import Snapshots
 
 
@@ -100,7 +100,7 @@ def test_a_reply_past_its_deadline_is_discarded(town, monkeypatch):
     """Client 1 needs 9 s in round 1, where 5 are allowed; its state of that round is gone, as if it had not taken part."""
     recipe = slow(algorithm=ToySlow(local=ADAM, seconds=9.0, rounds=(1,)))
     town.sites()
-    engine = served(town.address, "toy", town.keys, 2, 5.0, insecure=False)
+    engine = served(Served(town.address, town.keys, Terms(2, 5.0)), "toy", 3)
     result = driver.run(recipe, town.folder / "run", name="toy", served=engine)
     monkeypatch.setattr(federation, "KNOCK", 0.01)
     plain = slow(algorithm=ToySlow(local=ADAM, seconds=0.0, rounds=(1,)))
@@ -117,7 +117,7 @@ def test_a_client_that_lies_is_rejected_each_time_and_the_rounds_go_on(town):
     recipe = slow(rounds=5)
     town.site(0), town.site(2)
     town.site(1, EFFUSE_TEST_LIES="1")
-    engine = served(town.address, "toy", town.keys, 2, 30.0, insecure=False)
+    engine = served(Served(town.address, town.keys, Terms(2, 30.0)), "toy", 3)
     result = driver.run(recipe, town.folder / "run", name="toy", served=engine)
     assert result["rounds"] == 5
     log = town.said("run/federation.log")

@@ -11,7 +11,7 @@ from effuse.cli import app
 from effuse.cli.options import Clients, Device, Json, Quiet, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import show_result, watched
 from effuse.core.errors import RecipeError, RunError
-from effuse.core.recipe import read_manifest
+from effuse.core.recipe import Recipe, read_manifest
 from effuse.engines import driver, flower
 from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
@@ -42,7 +42,8 @@ def serve(
 ) -> None:
     """Wait for the clients, train by RECIPE with them, and write a run folder; nobody's data comes here."""
     flower.require()
-    from effuse.engines.flower.serve import served
+    from effuse.engines.flower.errand import Terms
+    from effuse.engines.flower.serve import Served, served
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
     if recipe is None and resume is None:
@@ -53,13 +54,15 @@ def serve(
         raise RunError(f"--resume {resume}: the run keeps its recipe; leave out what would change it")
     begun = resume is not None and (recipe is None or (resume / "manifest.json").exists())
     if recipe is None:
-        folder, name = Path(str(resume)), str(read_manifest(Path(str(resume))).get("name"))
+        folder = Path(str(resume))
+        manifest = read_manifest(folder)
+        name, wanted = str(manifest.get("name")), Recipe.restore(manifest["recipe"])
     else:
         name, wanted = chosen(recipe, set, rounds, seed, clients)
         folder = resume or out or new_folder(name)
         if begun:
             RunFolder(folder).require_same(wanted)
-    engine = served(listen, name, keys, quorum, deadline, insecure)
+    engine = served(Served(listen, keys, Terms(quorum, deadline), insecure), name, wanted.clients)
     with watched(folder, as_json, quiet, f"effuse serve --listen {listen} --resume") as observer:
         if begun:
             result = driver.resume(folder, observer=observer, served=engine)

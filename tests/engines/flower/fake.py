@@ -7,7 +7,8 @@ from effuse.core.errors import EffuseError
 from effuse.core.recipe import Recipe
 from effuse.core.wire import decode, encode
 from effuse.engines import driver
-from effuse.engines.flower.federation import Flower, Terms
+from effuse.engines.flower.errand import Terms
+from effuse.engines.flower.federation import Flower
 from effuse.engines.flower.letters import (
     ANSWER,
     ENROLLED,

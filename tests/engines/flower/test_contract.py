@@ -1,6 +1,7 @@
 """What effuse needs of Flower: when a newer flwr changes, this says in one sentence what broke."""
 
 import importlib
+import importlib.metadata
 import inspect
 import random
 import re
@@ -14,6 +15,8 @@ from flwr.app import Message
 from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, runtime_pb2
 from flwr.supercore.task_identity import TaskIdentity
 
+from effuse.core.errors import RunError
+from effuse.engines import flower
 from effuse.engines.flower.carriage import Ends, content_of, letter_of, pull, push
 from effuse.engines.flower.letters import ANSWER, ORDER, UNDELIVERED, Letter
 
@@ -215,6 +218,13 @@ def test_nothing_of_flower_is_imported_outside_its_folder():
         if (ROOT / "engines" / "flower") not in path.parents:
             source = path.read_text()
             assert "import flwr" not in source and "from flwr" not in source, path
+
+
+def test_another_flower_is_refused(monkeypatch):
+    flower.require()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.43.0")
+    with pytest.raises(RunError, match="flwr 1.43.0 is installed, but effuse knows 1.41 and 1.42"):
+        flower.require()
 
 
 def test_effuse_can_be_imported_and_run_without_flower(tmp_path):

@@ -19,7 +19,7 @@ from effuse.core.wire import decode, encode
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines import driver
 from effuse.engines.flower import federation
-from effuse.engines.flower.federation import Terms
+from effuse.engines.flower.errand import Terms
 from effuse.engines.flower.letters import UNDELIVERED, Letter
 from effuse.engines.worker import Receipt
 

@@ -14,7 +14,7 @@ from effuse.core.wire import encode
 from effuse.data.folders import Folder
 from effuse.engines.flower.letters import Hello
 from effuse.engines.flower.preview import what_leaves
-from effuse.engines.flower.serve import address, loopback, served, source
+from effuse.engines.flower.serve import Served, address, loopback, served, source
 from effuse.engines.flower.site import Consent, Site, relabelled
 from effuse.engines.folder import RunFolder
 from effuse.models.classify import Classify
@@ -162,8 +162,8 @@ def test_addresses_and_what_may_listen_without_keys(tmp_path):
     assert loopback("127.0.0.1") and loopback("::1") and loopback("localhost")
     assert not loopback("0.0.0.0") and not loopback("example.org")
     with pytest.raises(FederationError, match="without --keys anyone who reaches it"):
-        served("0.0.0.0:8000", "toy", None, None, 10.0, insecure=False)
-    assert served("0.0.0.0:8000", "toy", None, None, 10.0, insecure=True)
+        served(Served("0.0.0.0:8000"), "toy", 3)
+    assert served(Served("0.0.0.0:8000", insecure=True), "toy", 3)
     assert source("recipe") is None and source('folder("x")') == Folder(path="x")
     with pytest.raises(RecipeError):
         source("nothing_like_it()")

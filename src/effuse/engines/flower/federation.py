@@ -76,7 +76,7 @@ class Flower(Federation):
     def gather(self) -> None:
         """Wait for every client; after the deadline a quorum of them is enough."""
         began = said = time.monotonic()
-        self.say(f"manifest {self.hello.digest}; waiting for {len(self.clients)} clients")
+        self.say(f"manifest {self.hello.name}@{self.hello.digest}; waiting for {len(self.clients)} clients")
         while missing := [k for k in self.clients if k not in self.seats]:
             now = time.monotonic()
             enough = self.terms.quorum is not None and len(self.seats) >= self.terms.quorum

@@ -11,7 +11,8 @@ import effuse
 from effuse.core.errors import RunError
 from effuse.core.federation import Federation
 from effuse.engines.flower import keys
-from effuse.engines.flower.federation import Flower, Terms
+from effuse.engines.flower.errand import Terms
+from effuse.engines.flower.federation import Flower
 from effuse.engines.flower.office import SuperLink
 from effuse.engines.flower.processes import free_port, last_words, start, stop
 from effuse.engines.stage import Stage

@@ -3,12 +3,14 @@
 import ipaddress
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from effuse.core.data import Source
 from effuse.core.errors import FederationError
 from effuse.core.federation import Federation
 from effuse.core.spec import build_text
-from effuse.engines.flower.federation import Flower, Terms
+from effuse.engines.flower.errand import Terms
+from effuse.engines.flower.federation import Flower
 from effuse.engines.flower.keys import ClientKeys, ServerKeys
 from effuse.engines.flower.link import Link
 from effuse.engines.flower.office import SuperLink
@@ -19,24 +21,32 @@ from effuse.engines.stage import Engine, Stage
 SHARE = "recipe"  # as a site's data: its share of the recipe's own, for simulated sites
 
 
-def served(listen: str, name: str, keys: Path | None, quorum: int | None, deadline: float, insecure: bool) -> Engine:
-    """The engine of a run whose clients are at their sites."""
-    host, port = address(listen)
-    if keys is None and not insecure and not loopback(host):
+class Served(NamedTuple):
+    """How a server is reached, by whom, and how patient it is."""
+
+    listen: str
+    keys: Path | None = None
+    terms: Terms = Terms()
+    insecure: bool = False
+
+
+def served(how: Served, name: str, clients: int) -> Engine:
+    """The engine of a run whose clients are at their sites; what cannot work is refused here."""
+    host, port = address(how.listen)
+    if how.keys is None and not how.insecure and not loopback(host):
         raise FederationError(
-            f"--listen {listen}: without --keys anyone who reaches it could take part and read everything; make keys with "
+            f"--listen {how.listen}: without --keys anyone who reaches it could take part and read everything; make keys with "
             "`effuse keys init`, or say --insecure"
         )
-    own = ServerKeys(keys) if keys is not None else None
+    quorum, own = how.terms.quorum, ServerKeys(how.keys) if how.keys is not None else None
+    if quorum is not None and not 1 <= quorum <= clients:
+        raise FederationError(f"--quorum {quorum}: there are {clients} clients; it is between 1 and {clients}")
+    if own is not None and (missing := [k for k in range(clients) if k not in own.clients()]):
+        raise FederationError(f"{own.folder} has no key of client {missing[0]}; make keys for {clients} clients")
 
     def make(stage: Stage) -> Federation:
-        clients = stage.recipe.clients
-        if quorum is not None and not 1 <= quorum <= clients:
-            raise FederationError(f"--quorum {quorum}: there are {clients} clients; it is between 1 and {clients}")
-        if own is not None and (missing := [k for k in range(clients) if k not in own.clients()]):
-            raise FederationError(f"{own.folder} has no key of client {missing[0]}; make keys for {clients} clients")
         link = SuperLink(stage.folder / "flower" / "superlink", host, port, own)
-        return Flower(stage, link, Terms(quorum, deadline), name)
+        return Flower(stage, link, how.terms, name)
 
     return make
 
