@@ -39,15 +39,13 @@ def lie(head: bytes, body: bytes, n: int) -> tuple[str, bytes, bytes]:
 if os.environ.get("EFFUSE_TEST_LIES"):
     from effuse.engines.flower import link
 
-    plain, told = link.Link._reply, iter(range(100))
+    plain, told = link.Link._answered, iter(range(100))
 
-    def reply(self, ends):
-        if not self._replies.empty() and self._replies.queue[0][1].kind == link.ANSWER and self._replies.queue[0][1].body:
-            message, letter = self._replies.get_nowait()
-            self._replies.queue.appendleft((message, link.Letter(*lie(letter.head, letter.body, next(told)))))
-        return plain(self, ends)
+    def answered(self, make):
+        letter = plain(self, make)
+        return link.Letter(*lie(letter.head, letter.body, next(told))) if letter.kind == link.ANSWER else letter
 
-    link.Link._reply = reply
+    link.Link._answered = answered
 
 if __name__ == "__main__":
     main()

@@ -31,7 +31,8 @@ from effuse.engines.flower.keys import ClientKeys
 from effuse.engines.flower.letters import ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Refusal
 from effuse.engines.flower.site import Site, told
 
-POLL, IDLE_POLL, IDLE = 0.2, 1.0, 60.0  # seconds between looks; the longer after a minute without a letter
+POLL, SLOWEST = 0.2, 3.0  # seconds between looks for a letter
+IDLE_SHARE = 0.05  # of the time since the last letter: who waits long looks less often, and rounds get hardly longer
 HEARTBEAT = 4.0  # seconds between signs of life; after two of Flower's shortest intervals without one a node counts as gone
 AGAIN = 1.0  # seconds before a lost connection is tried again
 REFUSED = 30.0  # seconds of being refused after which it is meant: a server that starts may not know its keys yet
@@ -88,17 +89,15 @@ class Link:
             resting = threading.Event()
             lost = threading.Event()
             threading.Thread(target=_beat, args=(client, node, resting, lost), daemon=True).start()
-            last = time.monotonic()
+            last, pause = time.monotonic(), 0.0
             try:
                 while not enough():
                     if lost.is_set():
                         raise Gone("the server no longer knows this node")
-                    busy = self._reply(ends)
+                    busy = self._reply(ends, pause)
                     busy |= self._receive(ends)
-                    if busy:
-                        last = time.monotonic()
-                    else:
-                        time.sleep(POLL if time.monotonic() - last < IDLE else IDLE_POLL)
+                    last = time.monotonic() if busy else last
+                    pause = 0.0 if busy else min(SLOWEST, max(POLL, IDLE_SHARE * (time.monotonic() - last)))
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
                 raise Gone(_short(error)) from None
             finally:
@@ -207,9 +206,10 @@ class Link:
             self.site.say(f"failed: {type(error).__name__}: {error}")
             return _refusal(f"{type(error).__name__}: {error}")
 
-    def _reply(self, ends: Ends) -> bool:
+    def _reply(self, ends: Ends, pause: float) -> bool:
+        """Send one reply, if there is one within the pause."""
         try:
-            message, letter = self._replies.get_nowait()
+            message, letter = self._replies.get(timeout=pause) if pause else self._replies.get_nowait()
         except queue.Empty:
             return False
         run = message.metadata.run_id
