@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from slow import ToySlow
 from toy import ADAM, ToyStateful, toy_recipe
 
+from effuse.core.errors import RunError
 from effuse.engines import driver
 from effuse.engines.flower import federation, keys
 from effuse.engines.flower.errand import Terms
@@ -163,6 +165,15 @@ def test_strangers_are_refused(town):
                 runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
     finally:
         link.close()
+
+
+def test_a_port_that_is_taken_and_a_certificate_for_another_host_are_told(town):
+    host, _, port = town.address.partition(":")
+    with socket.create_server((host, int(port))):
+        with pytest.raises(RunError, match="somebody listens on 127.0.0.1:[0-9]+ already"):
+            SuperLink(town.folder / "a", host, int(port), keys.ServerKeys(town.keys)).open()
+    with pytest.raises(RunError, match="is not good for 127.0.0.2; make keys with --host 127.0.0.2"):
+        SuperLink(town.folder / "b", "127.0.0.2", int(port), keys.ServerKeys(town.keys)).open()
 
 
 def test_ctrl_c_ends_a_runs_own_processes_and_no_others(tmp_path):

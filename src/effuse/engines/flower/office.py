@@ -42,7 +42,7 @@ from effuse.core.wire import encode
 from effuse.engines.flower.carriage import Ends, content_of, letter_of, pull, push
 from effuse.engines.flower.keys import ServerKeys
 from effuse.engines.flower.letters import REFUSAL, Hello, Letter, Lost, Post, Refusal
-from effuse.engines.flower.processes import last_words, start, stop
+from effuse.engines.flower.processes import last_words, start, stop, taken
 
 START_UP = 60.0  # seconds that a SuperLink may take to come up
 HEARTBEAT = 10.0  # seconds between signs of life; Flower gives up after about sixty
@@ -141,6 +141,8 @@ class SuperLink(Post):
         raise Lost(why)
 
     def _start(self) -> None:
+        if taken(self.host, self.port):  # or we would talk to whoever is there
+            raise RunError(f"somebody listens on {self.address} already; end that, or choose another port")
         secret = self.folder / "secret"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
@@ -161,9 +163,16 @@ class SuperLink(Post):
         scheme, until = "http" if self.keys is None else "https", time.monotonic() + START_UP
         verify: Any = True if self.keys is None else ssl.create_default_context(cafile=str(self.keys.ca))
         while True:
-            with contextlib.suppress(httpx.TransportError):
+            try:
                 if httpx.get(f"{scheme}://{self.address}/health", verify=verify).status_code == 200:
                     return
+            except httpx.TransportError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    self.close()
+                    name = self.address.rpartition(":")[0]
+                    raise RunError(
+                        f"the certificate in --keys is not good for {name}; make keys with --host {name}"
+                    ) from None
             if self.process.poll() is not None or time.monotonic() > until:
                 ended = self.process.poll() is not None
                 self.close()
