@@ -288,6 +288,7 @@ def main() -> None:
             if asked.only in (None, which):
                 with tempfile.TemporaryDirectory() as folder:
                     row[which] = measure(ARCHS[name], rounds, Path(folder))
+                print(f"{name} {which}: {row[which]}", file=sys.stderr, flush=True)  # the next may take minutes
         if asked.only is None:
             row |= {f"{k}_ratio": row["flower"][k] / row["effuse"][k] for k in ("wall", "cpu")}
         rows.append(row)
