@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test bundle test-bundle test-gpu clean
+.PHONY: setup demo test test-flower bundle test-bundle test-gpu clean
 
 setup: .venv/ready
 
@@ -18,6 +18,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 tests
+
+# every algorithm and every fault over a real SuperLink: about ten minutes
+test-flower: setup
+	$(BIN)/python -m pytest tests_flower
 
 # for machines without a network: make bundle PYTHON=3.12 [WITHOUT=torch,numpy,...]
 bundle:

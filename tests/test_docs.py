@@ -54,7 +54,11 @@ def test_the_readmes_python_runs(tmp_path):
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("design", "runs", "feddiffuse", "fedddpm", "fedphd"))],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{name}.md" for name in ("design", "runs", "feddiffuse", "fedddpm", "fedphd", "server", "site")),
+    ],
 )
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):

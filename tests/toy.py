@@ -124,7 +124,7 @@ class ToyAsksTwice(Algorithm):
         cohort = fed.sample(self.cohort)
         sizes = {k: answer.weight for k, answer in fed.ask(self.count, cohort)}
         scale = float(fed.workbench.stream("scale").numpy().uniform(0.5, 1.5))
-        messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in cohort}
+        messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in sizes}  # those who answered
         return Server(mean((u.model, u.weight) for _, u in fed.ask_each(self.train, messages)))
 
     @on_client

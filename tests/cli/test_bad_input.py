@@ -278,7 +278,7 @@ def test_a_manifest_that_is_not_ours(effuse, toy_file, tmp_path):
     assert "RecipeError: manifest: no key 'ronds'; did you mean rounds" in told("run", recipe=recipe | {"ronds": "3"})
     assert "manifest.data: recipe needs a value for 'data'" in told("run", recipe={})
     assert "manifest: 'rounds' must be text in the grammar, not int" in told("run", recipe=recipe | {"rounds": 3})
-    assert told("resume") == "RunError: run: its manifest names the engine None; valid: simulator, loopback"
+    assert told("resume") == "RunError: run: its manifest names the engine None; valid: simulator, loopback, flower"
     assert "model: no arch '__import__'" in told("run", recipe=recipe | {"model": "__import__('os')"})
     assert "it has no recipe" in told("run", recipe=None)
 
@@ -404,7 +404,7 @@ def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
 TYPED = {
     "run": "Missing argument 'RECIPE'; `effuse run --help` shows what there is",
     "rnu demo": "No such command 'rnu'; did you mean run or prune?",
-    "help": "No such command 'help'; valid: bound, check, evaluate, export, list, prune, reproduce, ",
+    "help": "No such command 'help'; valid: bound, check, evaluate, export, join, keys, list, prune, reproduce, ",
     "--fast": "No such option '--fast'; ",
     "run demo --fast": "No such option '--fast'; ",
     "run demo --round 3": "No such option '--round'; did you mean rounds",
@@ -442,7 +442,7 @@ TYPED = {
     "run demo --seed -1": "RecipeError: seed: -1 is wrong",
     "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers with commas between, such as 0,1,2",
     "run demo --seeds 0,,1": "RecipeError: --seeds 0,,1: expected whole numbers",
-    "run demo --engine flwoer": "RecipeError: no engine 'flwoer'; valid: simulator, loopback",
+    "run demo --engine flwoer": "RecipeError: no engine 'flwoer'; valid: simulator, loopback, flower",
     "run demo --device gpu": "RecipeError: no device 'gpu'; valid: auto, cpu, cuda",
     "sample run -n 0": "Invalid value for '-n': 0 is not in the range x>=1",
     "sample run --format foo": "RecipeError: --format foo: expected one of grid, imagefolder, npz",

@@ -10,6 +10,13 @@ from effuse.core.workbench import Client
 
 
 @message
+class Begun(Server):
+    """The initial model, and the clients that have it."""
+
+    met: tuple[int, ...] = ()
+
+
+@message
 class Progress:
     """All that a lone site tells."""
 
@@ -25,11 +32,14 @@ class LocalOnly(Algorithm):
 
     local: Solver
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        first = server.model if fed.federated == 0 else None
-        for _ in fed.ask(self.train, fed.clients, model=first):
-            pass
-        return server
+    def setup(self, model: Model, fed: Federation) -> Server:
+        return Begun(model)
+
+    def round(self, server: Begun, fed: Federation) -> Server:
+        first, then = {"model": server.model}, {"model": None}
+        answers = fed.ask_each(self.train, {k: then if k in server.met else first for k in fed.clients})
+        met = {k for k, _ in answers}  # and not everyone: a client whose answer is lost has kept nothing
+        return Begun(server.model, met=tuple(sorted({*server.met, *met})))
 
     @on_client
     def train(self, client: Client, model: Model | None) -> Progress:

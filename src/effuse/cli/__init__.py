@@ -31,7 +31,21 @@ def main() -> None:
     arguments = [a for a in sys.argv[1:] if a != "--debug"] or ["--help"]
     try:
         # each registers its command
-        from effuse.cli import bound, check, evaluate, export, list, prune, reproduce, resume, run, sample  # noqa: F401
+        from effuse.cli import (  # noqa: F401
+            bound,
+            check,
+            evaluate,
+            export,
+            join,
+            keys,
+            list,
+            prune,
+            reproduce,
+            resume,
+            run,
+            sample,
+            serve,
+        )  # fmt: skip
 
         code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
         if code == INTERRUPTED:  # typer makes this of a Ctrl-C

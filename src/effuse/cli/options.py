@@ -20,6 +20,7 @@ Workers = Annotated[
     int | None, typer.Option(min=1, help="Worker processes; by default one for each GPU where there are several.")
 ]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds; short for --set rounds=N.")]
+Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients; short for --set clients=N.")]
 Seed = Annotated[int | None, typer.Option(help="The run's seed; short for --set seed=N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 Profiled = Annotated[bool, typer.Option("--profile", help="Show where the time went; leave a trace.json in the run folder.")]
@@ -27,9 +28,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 
 
 def chosen(
-    source: str, settings: list[str] | None, rounds: int | None = None, seed: int | None = None
+    source: str, settings: list[str] | None, rounds: int | None = None, seed: int | None = None, clients: int | None = None
 ) -> tuple[str, Recipe]:
     """The recipe that the command line asks for, and its name."""
     name, recipe = find_recipe(source)
-    shorthands = [f"{k}={v}" for k, v in (("rounds", rounds), ("seed", seed)) if v is not None]
+    shorthands = [f"{k}={v}" for k, v in (("rounds", rounds), ("seed", seed), ("clients", clients)) if v is not None]
     return name, recipe.changed([*(settings or []), *shorthands])

@@ -43,14 +43,14 @@ def console() -> Console:
 
 
 @contextlib.contextmanager
-def watched(folder: Path, as_json: bool, quiet: bool) -> Iterator[Observer]:
+def watched(folder: Path, as_json: bool, quiet: bool, resume: str = "effuse resume") -> Iterator[Observer]:
     """Show a run while it goes, where that is wanted; after Ctrl-C say how to go on with it."""
     with Observer() if as_json or quiet else Display() as observer:
         try:
             yield observer
         except KeyboardInterrupt:
             begun = (folder / "manifest.json").exists()
-            raise Interrupted(f"`effuse resume {folder}` goes on from the last checkpoint" if begun else "") from None
+            raise Interrupted(f"`{resume} {folder}` goes on from the last checkpoint" if begun else "") from None
 
 
 @contextlib.contextmanager
@@ -114,6 +114,9 @@ class Display(Observer):
     def replied(self, t: int, client: int, loss: float | None) -> None:
         self.loss, self.words = (self.loss if loss is None else loss), f"round {t + 1}, client {client} done"
         self._refresh(force=True)
+
+    def said(self, words: str) -> None:
+        self._say(words)
 
     def closed(self, record: dict[str, Any]) -> None:
         self.done = record["federated"]
@@ -193,7 +196,8 @@ def show_result(result: dict[str, Any], folder: Path) -> None:
     table.add_column(overflow="fold")
     traffic = result["traffic"]["bytes"]
     table.add_row("rounds", str(result["rounds"]))
-    table.add_row("images trained", f"{result['images']:,}")
+    if result["images"]:  # a server does not count what its sites do
+        table.add_row("images trained", f"{result['images']:,}")
     table.add_row("traffic", f"{amount(traffic['up'])} up, {amount(traffic['down'])} down")
     table.add_row("parameters", f"{result['parameters']:,}")
     table.add_row("time", duration(result["seconds"]))

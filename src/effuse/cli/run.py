@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, Workers, chosen
+from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, Workers, chosen
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.engines import driver
@@ -21,10 +21,14 @@ from effuse.engines.profile import profiled
 def run(
     recipe: RecipeName,
     set: Settings = None,
-    engine: Annotated[str, typer.Option(help="simulator or loopback (through the wire format).")] = "simulator",
+    engine: Annotated[
+        str,
+        typer.Option(help="simulator, loopback (through the wire format) or flower (every client a process of its own)."),
+    ] = "simulator",
     device: Device = "auto",
     workers: Workers = None,
     rounds: Rounds = None,
+    clients: Clients = None,
     seed: Seed = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="0,1,2", help="Run or resume one run per seed; print mean and spread.")
@@ -35,7 +39,7 @@ def run(
     profile: Profiled = False,
 ) -> None:
     """Train by RECIPE (a name, a call, or a run's manifest.json), evaluate, and write a run folder."""
-    name, wanted = chosen(recipe, set, rounds, seed)
+    name, wanted = chosen(recipe, set, rounds, seed, clients)
     places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
     if seeds is None:
         folder = out or new_folder(name)

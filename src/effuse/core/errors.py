@@ -32,6 +32,10 @@ class FederationError(EffuseError):
     """A rule of the protocol between server and clients that was broken."""
 
 
+class QuorumError(FederationError):
+    """Too few clients answered in time."""
+
+
 class TrainingError(EffuseError):
     """Training that produced a non-finite number."""
 

@@ -3,7 +3,7 @@
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from effuse.core.algorithm import Algorithm, Job, job_of
 from effuse.core.data import Shard
@@ -56,6 +56,12 @@ class Federation(ABC):
         self._busy: set[int] = set()
         self._column = TRAINING
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.stop()
+
     @property
     def rounds(self) -> int:
         return self.workbench.rounds
@@ -99,7 +105,7 @@ class Federation(ABC):
         return sorted(self.clients[i] for i in chosen)
 
     def ask(self, job: Callable[..., Any], clients: Sequence[int], **arguments: Any) -> Iterator[tuple[int, Any]]:
-        """Send one message to several clients; answers come lazily, in cohort order."""
+        """Send one message to several clients; answers come lazily, in cohort order, and a silent client's not at all."""
         if len(set(clients)) != len(clients):
             raise FederationError(f"round {self.t}, job '{job.__name__}': a client is asked twice in {list(clients)}")
         return self.ask_each(job, {client: arguments for client in clients})
@@ -124,11 +130,16 @@ class Federation(ABC):
             orders[client] = Order(what.name, self.t, self.federated, self._call, client, base, durable)
         self._busy |= orders.keys()
         self._call += 1
-        return self._answers(what, self._dispatch(what, orders, sent))
+        return self._answers(what, set(orders), self._dispatch(what, orders, sent))
 
     def pool(self) -> Shard:
         """All data in one place, for the centralised baseline; only a simulation can do that."""
         raise FederationError(f"{self.algorithm.name} needs all data in one place, which a real federation never has")
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether clients are being looked at rather than trained."""
+        return self._column == EVALUATION
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -144,12 +155,14 @@ class Federation(ABC):
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
     ) -> Iterator[tuple[int, Any, str | None]]:
-        """Carry out the orders; yields (client, reply, the snapshot it wrote) in the order given."""
+        """Carry out the orders; yields (client, reply, the snapshot it wrote) in the order given, for those who answer."""
 
-    def _answers(self, job: Job, arriving: Iterator[tuple[int, Any, str | None]]) -> Iterator[tuple[int, Any]]:
+    def _answers(
+        self, job: Job, asked: set[int], arriving: Iterator[tuple[int, Any, str | None]]
+    ) -> Iterator[tuple[int, Any]]:
         for client, reply, snapshot in arriving:
             self._busy.discard(client)
-            if self._column == EVALUATION:
+            if self.evaluated:
                 if snapshot != self.snapshots.get(client):
                     raise FederationError(f"job '{job.name}': client {client} changed its state while being evaluated")
             else:
@@ -158,6 +171,7 @@ class Federation(ABC):
                 self.told(getattr(reply, "loss", None), getattr(reply, "weight", 1.0))
                 self.on_reply(client, reply)
             yield client, reply
+        self._busy -= asked  # nobody waits any longer for those who stayed silent
 
     def told(self, loss: float | None, weight: float) -> None:
         """Note a loss for the display and the round's line; replies with `loss` and `weight` are noted by themselves."""

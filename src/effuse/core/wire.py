@@ -26,6 +26,10 @@ from effuse.core.spec import Spec, build, parse, text
 SCALARS = (bool, int, float, str)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+NAMES = {  # what safetensors calls them
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 MESSAGES: dict[str, type] = {}
 
 
@@ -108,19 +112,23 @@ def encode(value: Any, hint: Any, wire: str = "fp32") -> bytes:
     """Bytes of a value of the annotated type."""
     tensors: list[Tensor] = []
     tree = _pack(map_params(value, _narrowed) if wire == "bf16" else value, hint, tensors, "message")
-    named = {f"{i:06d}": t for i, t in enumerate(_apart(tensors))}
-    return safetensors.torch.save(named, {"effuse": json.dumps(tree, allow_nan=False, separators=(",", ":"))})
+    return _saved(tensors, json.dumps(tree, allow_nan=False, separators=(",", ":")))
 
 
-def _apart(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Plain CPU tensors; one that shares memory with another is copied, since safetensors refuses to guess."""
-    seen: set[int] = set()
-    for tensor in tensors:
+def _saved(tensors: list[Tensor], tree: str) -> bytes:
+    """A safetensors file, written with one copy of each tensor where the library makes three."""
+    header: dict[str, Any] = {"__metadata__": {"effuse": tree}}
+    views: list[memoryview] = []
+    end = 0
+    for i, tensor in enumerate(tensors):
         plain = tensor.detach().cpu().contiguous()
         _finite_tensor(plain)
-        place = plain.untyped_storage().data_ptr()
-        yield plain.clone() if place in seen else plain
-        seen.add(place)
+        start, end = end, end + plain.nbytes
+        header[f"{i:06d}"] = {"dtype": NAMES[plain.dtype], "shape": list(plain.shape), "data_offsets": [start, end]}
+        views.append(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+    blob = json.dumps(header, separators=(",", ":")).encode()
+    blob += b" " * (-len(blob) % 8)  # tensors begin at a multiple of eight
+    return b"".join((len(blob).to_bytes(8, "little"), blob, *views))
 
 
 def _finite_tensor(tensor: Tensor) -> None:

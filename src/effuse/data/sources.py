@@ -37,6 +37,19 @@ class Digits(Source):
 
 
 @spec
+class Elsewhere(Source):
+    """Images that only the sites of a federation have: the server knows their shape and what their classes are called."""
+
+    side: Count
+    channels: Count
+    classes: tuple[str, ...]
+
+    def load(self, split: Split) -> Dataset:
+        images = torch.empty((0, self.channels, self.side, self.side), dtype=torch.uint8)
+        return Dataset(images, torch.empty(0, dtype=torch.int64), self.classes)
+
+
+@spec
 class Labels(Source):
     """Labels alone, class after class, for a dry run: images have a shape and no pixels."""
 

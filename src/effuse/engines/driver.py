@@ -20,6 +20,7 @@ from effuse.core.rng import stream
 from effuse.core.spans import span
 from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
+from effuse.engines import flower
 from effuse.engines.device import machines_for, pick_device, pick_speed
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
@@ -29,12 +30,39 @@ from effuse.engines.observer import Observer
 from effuse.engines.processes import Processes, pick_workers, slots_each
 from effuse.engines.refusals import refuse
 from effuse.engines.save import save_model
-from effuse.engines.simulator import Simulator, on_disk
+from effuse.engines.simulator import InProcess, Simulator, on_disk
+from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
 from effuse.engines.trial import worthwhile
 from effuse.engines.untouched import Untouched
 
-ENGINES = {"simulator": Simulator, "loopback": Loopback}
+
+def _in_process(kind: type[InProcess]) -> Engine:
+    def make(stage: Stage) -> Federation:
+        recipe, device = stage.recipe, stage.machines[0].device
+        with span("data"):
+            shards = recipe.shards(stage.train)
+        machines = worthwhile(stage.machines, recipe, stage.train, stage.say)
+        options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
+        options["snapshots"] = on_disk(stage.folder)
+        processes = pick_workers(stage.workers, device, recipe.clients)
+        if processes == 1:
+            return kind(recipe.algorithm, shards, *machines, **options)
+        options |= {"workers": processes, "slots": slots_each(len(machines), processes, device)}
+        return Processes(recipe.algorithm, shards, machines[0], recipe=recipe, folder=stage.folder, **options)
+
+    return make
+
+
+def _flower(stage: Stage) -> Federation:
+    flower.require()
+    from effuse.engines.flower.local import on_this_machine  # flwr is an extra
+
+    return on_this_machine(stage)
+
+
+ENGINES: dict[str, Engine] = {"simulator": _in_process(Simulator), "loopback": _in_process(Loopback), "flower": _flower}
+SERVED = "served"  # a run whose sites are elsewhere: `effuse serve` brings its engine along
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
 
 
@@ -47,34 +75,49 @@ def run(
     device: str = "auto",
     workers: int | None = None,
     observer: Observer | None = None,
+    served: Engine | None = None,
 ) -> dict[str, Any]:
     """Start a run in a new folder and see it through."""
-    if engine not in ENGINES:
+    if served is None and engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
+    if engine == "flower":
+        flower.require()
+    if workers is not None and (served or engine == "flower"):
+        raise RecipeError(f"--workers {workers}: over Flower every client has a process of its own; leave it out")
     place = pick_device(device)
     folder = RunFolder(out)
     folder.require_new()
     train, test = _loaded(recipe)
     recipe = recipe.resolved(train)
     # what cannot work is refused before a folder is made
-    recipe.shards(train)
+    if served is None:
+        recipe.shards(train)
     refuse(recipe, train, test)
     pick_speed(recipe, place, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():
-        folder.create(recipe, name, engine, place.type, workers, {"train": train.digest, "test": test.digest})
-        return Run(recipe, folder, engine, place, workers, train, test, observer or Observer()).complete()
+        kind = SERVED if served else engine
+        folder.create(recipe, name, kind, place.type, workers, {"train": train.digest, "test": test.digest})
+        return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer or Observer()).complete()
 
 
 def resume(
-    out: Path, *, device: str | None = None, workers: int | None = None, observer: Observer | None = None
+    out: Path,
+    *,
+    device: str | None = None,
+    workers: int | None = None,
+    observer: Observer | None = None,
+    served: Engine | None = None,
 ) -> dict[str, Any]:
     """Go on with a run from its last checkpoint; a finished one just gives its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
     engine, place = manifest.get("engine"), pick_device(device or manifest.get("device", "auto"))
-    if engine not in ENGINES:
+    if (engine == SERVED) != (served is not None):
+        how = f"effuse serve --resume {out}" if engine == SERVED else f"effuse resume {out}"
+        raise RunError(f"{out}: this run's clients are {'at their sites' if engine == SERVED else 'all here'}; use `{how}`")
+    if served is None and engine not in ENGINES:
         raise RunError(f"{out}: its manifest names the engine {engine!r}; valid: {', '.join(ENGINES)}")
     folder = RunFolder(out)
     with folder.locked():
@@ -85,7 +128,7 @@ def resume(
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
         workers = workers or manifest.get("workers")
-        return Run(recipe, folder, engine, place, workers, train, test, observer or Observer()).complete()
+        return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer or Observer()).complete()
 
 
 def _loaded(recipe: Recipe) -> tuple[Dataset, Dataset]:
@@ -134,7 +177,7 @@ class Run:
         self,
         recipe: Recipe,
         folder: RunFolder,
-        engine: str,
+        engine: Engine,
         device: torch.device,
         workers: int | None,
         train: Dataset,
@@ -145,18 +188,9 @@ class Run:
         self.recipe, self.folder, self.observer = recipe, folder, observer
         with span("data"):
             train = train.to(device)
-            shards = recipe.shards(train)
-        self.machines = machines = worthwhile(machines_for(recipe, device, len(train)), recipe, train, observer.phase)
-        self.machine = machines[0]
-        options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
-        options["snapshots"] = on_disk(folder.path)
-        processes = pick_workers(workers, device, recipe.clients)
-        self.fed: Federation
-        if processes == 1:
-            self.fed = ENGINES[engine](recipe.algorithm, shards, *machines, **options)
-        else:
-            options |= {"workers": processes, "slots": slots_each(len(machines), processes, device)}
-            self.fed = Processes(recipe.algorithm, shards, machines[0], recipe=recipe, folder=folder.path, **options)
+        self.machines = machines_for(recipe, device, len(train))
+        self.machine = self.machines[0]
+        self.fed = engine(Stage(recipe, train, self.machines, folder.path, observer.said, workers))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
@@ -167,10 +201,8 @@ class Run:
 
     def complete(self) -> dict[str, Any]:
         """From the last checkpoint, or from nothing, to the result."""
-        try:
+        with self.fed:
             return self._complete()
-        finally:
-            self.fed.stop()
 
     def _complete(self) -> dict[str, Any]:
         algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed

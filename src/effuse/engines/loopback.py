@@ -10,7 +10,6 @@ from effuse.core.spans import span
 from effuse.core.spec import build, parse, text
 from effuse.core.wire import decode, encode, placed
 from effuse.engines.simulator import InProcess
-from effuse.engines.state import frame, unframe
 from effuse.engines.worker import Receipt
 
 
@@ -31,7 +30,7 @@ class Loopback(InProcess):
             if id(message) not in encoded:
                 with span("wire"):
                     encoded[id(message)] = encode(message, job.arguments, self.wire)
-            self._charge("down", client, message, len(frame(heads[client])) + len(frame(encoded[id(message)])))
+            self._charge("down", client, message, len(heads[client]) + len(encoded[id(message)]))
         return self._perform(job, {client: (heads[client], encoded[id(m)]) for client, m in messages.items()})
 
     def carry(self, direction: str, edge: int, what: T) -> T:
@@ -40,9 +39,8 @@ class Loopback(InProcess):
         return placed(decode(blob, type(what)), self.workbench.machine.device)
 
     def _perform(self, job: Job, requests: dict[int, tuple[bytes, bytes]]) -> Iterator[tuple[int, Any, str | None]]:
-        for client, answer in self._each(lambda worker, client: worker.handle(frame(*requests[client])), list(requests)):
+        for client, (receipt, blob) in self._each(lambda worker, client: worker.handle(*requests[client]), list(requests)):
             with span("wire"):
-                receipt, blob = unframe(answer)
                 reply = placed(decode(blob, job.returns), self.workbench.machine.device)
-                self._charge("up", client, reply, len(answer))
+                self._charge("up", client, reply, len(receipt) + len(blob))
             yield client, reply, decode(receipt, Receipt).snapshot

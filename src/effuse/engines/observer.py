@@ -24,6 +24,9 @@ class Observer:
     def replied(self, t: int, client: int, loss: float | None) -> None:
         """A client's answer was taken."""
 
+    def said(self, words: str) -> None:
+        """The federation has news: who came, who went, whose answer was refused and why."""
+
     def closed(self, record: dict[str, Any]) -> None:
         """A round is over; `record` is its line of rounds.jsonl."""
 

@@ -28,7 +28,7 @@ from effuse.core.wire import decode
 from effuse.engines.loopback import Loopback
 from effuse.engines.serving import FAILED, Failure, Tally, receive, send
 from effuse.engines.slots import in_slots
-from effuse.engines.state import unframe
+from effuse.engines.state import frame, unframe
 
 T = TypeVar("T")
 PATIENCE = 5.0  # seconds that a worker has to end by itself
@@ -120,18 +120,19 @@ class Slot:
         self.process, self.connection = process, connection
         self._ready = False
 
-    def handle(self, request: bytes) -> bytes:
+    def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         with span("workers"):
             if not self._ready:
                 self._answer()  # it says that it is ready, or why it cannot be
                 self._ready = True
             try:
-                send(self.connection, request)
+                send(self.connection, frame(head, body))
             except OSError:
                 raise self.process.lost() from None
-            return self._answer()
+            receipt, reply = self._answer()
+            return receipt, reply
 
-    def _answer(self) -> bytes:
+    def _answer(self) -> list[bytes]:
         try:
             state, told, *rest = unframe(receive(self.connection))
         except (OSError, EOFError):
@@ -143,7 +144,7 @@ class Slot:
             meter.trained(tally.images)
         if tally.evaluations:
             meter.sampled(tally.evaluations)
-        return rest[0]
+        return rest
 
 
 def thrown(failure: Failure, number: int) -> Exception:

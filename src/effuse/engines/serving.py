@@ -19,7 +19,7 @@ from effuse.core.wire import encode, message
 from effuse.core.workbench import Client
 from effuse.engines.device import machines_for
 from effuse.engines.simulator import on_disk
-from effuse.engines.state import frame
+from effuse.engines.state import frame, unframe
 from effuse.engines.worker import Worker
 
 DONE, FAILED = b"done", b"failed"
@@ -107,12 +107,12 @@ def _serve_slot(
 ) -> None:
     torch.set_num_threads(threads)
     with contextlib.suppress(OSError, EOFError), torch.cuda.stream(stream):  # its other end is gone: so are we
-        send(connection, frame(DONE, encode(Tally(0, 0), Tally), b""))
+        send(connection, frame(DONE, encode(Tally(0, 0), Tally)))
         while True:
             request = receive(connection)
             try:
-                answer = worker.handle(request)
-                answer = frame(DONE, encode(meter.tally(), Tally), answer)
+                receipt, reply = worker.handle(*unframe(request))
+                answer = frame(DONE, encode(meter.tally(), Tally), receipt, reply)
             except Exception as error:
                 answer = failed(error)
             send(connection, answer)

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from effuse.core.algorithm import Algorithm, fields_of, job_of
-from effuse.core.errors import FederationError
 from effuse.core.federation import Order
 from effuse.core.rng import stream
 from effuse.core.spans import span
 from effuse.core.wire import decode, encode, message, placed
 from effuse.core.workbench import Client
-from effuse.engines.state import Snapshots, frame, unframe
+from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
 
 
@@ -64,15 +63,12 @@ class Worker:
         kept.prune({order.base, order.durable, name})
         return reply, name
 
-    def handle(self, request: bytes) -> bytes:
-        """The same through the wire format."""
-        parts = unframe(request)
-        if len(parts) != 2:
-            raise FederationError(f"a request has {len(parts)} parts where an order and its arguments are expected")
+    def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """The same through the wire format: an order and its arguments in, a receipt and its reply out."""
         with span("wire"):
-            order = decode(parts[0], Order)
+            order = decode(head, Order)
             job = job_of(self.algorithm, order.job)
-            arguments = placed(decode(parts[1], job.arguments), self.client(order.client).machine.device)
+            arguments = placed(decode(body, job.arguments), self.client(order.client).machine.device)
         reply, snapshot = self.perform(order, arguments)
         with span("wire"):
-            return frame(encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire))
+            return encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire)

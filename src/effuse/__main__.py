@@ -1,0 +1,5 @@
+"""`python -m effuse` is the command line."""
+
+from effuse.cli import main
+
+main()

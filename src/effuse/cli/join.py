@@ -1,0 +1,44 @@
+"""`effuse join`: take part in a federation, at the site that has the data."""
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from effuse.cli import app
+from effuse.cli.options import Device
+from effuse.engines import flower
+
+
+@app.command()
+def join(
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server's address.")],
+    client_id: Annotated[int, typer.Option(min=0, help="This site's number in the federation.")],
+    data: Annotated[
+        str, typer.Option(help="The site's own data, such as 'folder(\"scans\")'; `recipe`: a share of the recipe's.")
+    ],
+    keys: Annotated[Path | None, typer.Option(help="The folder of keys that the server's operator sent.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the site keeps its state and secret; by default site-K here.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would leave the site, and leave.")] = False,
+    allow: Annotated[str | None, typer.Option(metavar="RECIPE@HASH", help="Accept the manifest of this hash only.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Accept the recipe of this manifest.json only.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Take part as one client, on data that stays here, until the run is over; reconnects by itself; Ctrl-C leaves."""
+    flower.require()
+    from effuse.engines.flower.serve import join as take_part
+    from effuse.engines.flower.site import Consent
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
+    consent = Consent.given(recipe, allow)
+    place = folder or Path(f"site-{client_id}")
+
+    def say(words: str) -> None:
+        print(words, flush=True)
+
+    take_part(server, client_id, data, keys, place, consent, device, say, dry_run)

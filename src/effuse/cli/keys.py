@@ -1,0 +1,29 @@
+"""`effuse keys`: who may take part in a federation."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from effuse.cli import app
+from effuse.engines import flower
+
+keys = typer.Typer(help="Certificates and keys of a federation.", no_args_is_help=True)
+app.add_typer(keys, name="keys")
+
+
+@keys.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    clients: Annotated[int, typer.Option(min=1, help="How many clients there are.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name or address by which sites reach the server; may be repeated."),
+    ] = None,
+) -> None:
+    """Make a certificate authority, the server's certificate, and a key for every client."""
+    flower.require()
+    from effuse.engines.flower.keys import init as make
+
+    make(folder, clients, host or ())
+    print(f"{folder / 'README.md'} says what goes to whom")

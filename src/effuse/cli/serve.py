@@ -1,0 +1,74 @@
+"""`effuse serve`: run a federation whose clients are at their sites."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from effuse.cli import app
+from effuse.cli.options import Clients, Device, Json, Quiet, Rounds, Seed, Settings, chosen
+from effuse.cli.progress import show_result, watched
+from effuse.core.errors import RecipeError, RunError
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.engines import driver, flower
+from effuse.engines.folder import RunFolder
+from effuse.engines.notebook import new_folder
+
+
+@app.command()
+def serve(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where sites reach the server.")],
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A recipe's name or call, or the path of a manifest.json.")
+    ] = None,
+    clients: Clients = None,
+    keys: Annotated[Path | None, typer.Option(help="The server's keys, from `effuse keys init`.")] = None,
+    quorum: Annotated[int | None, typer.Option(help="Answers that a round needs; by default everyone's.")] = None,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = 3600.0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with a run that was interrupted; with RECIPE, begin it if there is none."),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    set: Settings = None,
+    device: Device = "auto",
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Wait for the clients, train by RECIPE with them, and write a run folder; nobody's data comes here."""
+    flower.require()
+    from effuse.engines.flower.errand import Terms
+    from effuse.engines.flower.serve import Served, served
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
+    if recipe is None and resume is None:
+        raise RecipeError("give a RECIPE to begin, or --resume RUN to go on")
+    if resume is not None and out is not None:
+        raise RunError(f"--resume {resume} and --out {out}: give one of them")
+    if recipe is None and (set or clients is not None or rounds is not None or seed is not None):
+        raise RunError(f"--resume {resume}: the run keeps its recipe; leave out what would change it")
+    begun = resume is not None and (recipe is None or (resume / "manifest.json").exists())
+    if recipe is None:
+        folder = Path(str(resume))
+        manifest = read_manifest(folder)
+        name, wanted = str(manifest.get("name")), Recipe.restore(manifest["recipe"])
+    else:
+        name, wanted = chosen(recipe, set, rounds, seed, clients)
+        folder = resume or out or new_folder(name)
+        if begun:
+            RunFolder(folder).require_same(wanted)
+    engine = served(Served(listen, keys, Terms(quorum, deadline), insecure), name, wanted.clients)
+    with watched(folder, as_json, quiet, f"effuse serve --listen {listen} --resume") as observer:
+        if begun:
+            result = driver.resume(folder, observer=observer, served=engine)
+        else:
+            result = driver.run(wanted, folder, name=name, device=device, observer=observer, served=engine)
+    if as_json:
+        print(json.dumps({"run": str(folder)} | result))
+    elif not quiet:
+        show_result(result, folder)

@@ -1,0 +1,171 @@
+"""A site's side: it judges the terms, keeps its data and state, and carries out orders with everything ready."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from effuse.core.data import Dataset, Shard, Source
+from effuse.core.errors import DataError, FederationError
+from effuse.core.federation import Order
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.wire import decode
+from effuse.core.workbench import Client
+from effuse.engines.device import machines_for, pick_device
+from effuse.engines.files import write_atomically, writing
+from effuse.engines.flower.letters import Enrolled, Hello
+from effuse.engines.refusals import refuse_model
+from effuse.engines.state import Snapshots
+from effuse.engines.worker import Worker
+from effuse.models.classify import Classify
+
+FEWEST = 12  # hexadecimal digits of a hash that name a manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Consent:
+    """Which manifests a site accepts: any one at first, or only that of a file, or only that of a hash."""
+
+    recipe: dict[str, str] | None = None
+    name: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def given(cls, file: Path | None, allow: str | None) -> "Consent":
+        """From the command line's `--recipe FILE` and `--allow RECIPE@HASH`."""
+        name, at, digest = (allow or "").partition("@")
+        if allow is not None and (not at or len(digest) < FEWEST or set(digest) - set("0123456789abcdef")):
+            raise FederationError(
+                f"--allow {allow}: expected RECIPE@HASH with {FEWEST} or more digits of the manifest's hash"
+            )
+        return cls(Recipe.restore(read_manifest(file)["recipe"]).saved() if file else None, name or None, digest or None)
+
+    def check(self, hello: Hello) -> None:
+        """Refuse what was not agreed to."""
+        if self.digest is not None and (hello.name != self.name or not hello.digest.startswith(self.digest)):
+            raise FederationError(f"this site accepts {self.name}@{self.digest} only, not {hello.name}@{hello.digest}")
+        if self.recipe is not None and self.recipe != hello.recipe:
+            key = next(k for k in (*self.recipe, *hello.recipe) if self.recipe.get(k) != hello.recipe.get(k))
+            theirs, ours = hello.recipe.get(key), self.recipe.get(key)
+            raise FederationError(f"this site accepts its own recipe only: {key} is {theirs} there and {ours} here")
+
+
+class Site:
+    """One client where its data is."""
+
+    def __init__(
+        self, folder: Path, client: int, data: Source | None, consent: Consent, device: str, say: Callable[[str], None]
+    ) -> None:
+        self.folder, self.client, self.data, self.consent, self.say = folder, client, data, consent, say
+        self.device = pick_device(device)
+        self.session = secrets.token_hex(8)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
+        self.worker: Worker | None = None
+        self._threads = 1
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: two processes of one client would take each other's state."""
+        with open(self.folder / ".lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FederationError(f"{self.folder} is in use by another `effuse join`; end it first") from None
+            yield
+
+    def agree(self, hello: Hello) -> Recipe:
+        """The recipe of these terms, if they are what was agreed to; the first that come are shown and pinned."""
+        self.consent.check(hello)
+        pinned = self.folder / "manifest.json"
+        if pinned.exists():
+            known = json.loads(pinned.read_text())["digest"]
+            if known != hello.digest:
+                raise FederationError(
+                    f"client {self.client} has agreed to the manifest {known[:FEWEST]} and not to {hello.digest[:FEWEST]}; "
+                    "the site may accept another after removing manifest.json from its folder"
+                )
+        recipe = Recipe.restore(hello.recipe)
+        if not pinned.exists():
+            self.say(f"the server's manifest is {hello.name}@{hello.digest}:")
+            for key, value in hello.recipe.items():
+                self.say(f"  {key}={value}")
+            manifest = {"digest": hello.digest, "name": hello.name, "recipe": hello.recipe, "classes": hello.classes}
+            write_atomically(pinned, (json.dumps(manifest, indent=2) + "\n").encode())
+            self.say(f"it is now pinned in {pinned}; any other will be refused")
+        return recipe
+
+    def enrol(self, hello: Hello) -> Enrolled:
+        """Agree and get ready: data on the device, machine built."""
+        recipe = self.agree(hello)
+        if self.worker is None:
+            self.worker = self._ready(recipe, hello.classes)
+        return Enrolled(self.client, self.session)
+
+    def perform(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """Carry out an order."""
+        if self.worker is None:
+            raise FederationError(f"client {self.client} was sent an order before the terms")
+        torch.set_num_threads(self._threads)  # of this thread: thread count changes float sums
+        return self.worker.handle(head, body)
+
+    def shard(self, recipe: Recipe, classes: tuple[str, ...]) -> Shard:
+        """What this site trains on: all of its own data, or its share of the recipe's where sites are simulated."""
+        if self.train is None:
+            train = recipe.data.load("train").to(self.device)
+            shards = recipe.shards(train)
+            if not 0 <= self.client < len(shards):
+                raise FederationError(f"there is no client {self.client}; the recipe has clients 0 to {len(shards) - 1}")
+            return shards[self.client]
+        train = self.train
+        if recipe.model.conditional or isinstance(recipe.task, Classify):
+            train = relabelled(train, classes)
+        refuse_model(recipe, train)
+        return Shard.whole(train.to(self.device))
+
+    def _ready(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
+        self._threads = recipe.threads
+        shard = self.shard(recipe, classes)
+        machine = machines_for(recipe, self.device, len(shard))[0]
+        kept = Snapshots(self.folder)
+
+        def client(k: int) -> Client:
+            if k != self.client:
+                raise FederationError(f"this is client {self.client}, not client {k}")
+            return Client(machine, recipe.rounds, k, shard)
+
+        secret = b"" if recipe.reproducible else self._secret()
+        self.say(f"client {self.client} is ready with {len(shard)} images")
+        return Worker(recipe.algorithm, recipe.seed, client, lambda k: kept, recipe.wire, secret)
+
+    def _secret(self) -> bytes:
+        """The site's own part of its randomness: a server that knew batches and noise could invert updates."""
+        path = self.folder / "secret"
+        if not path.exists():
+            with writing(path):
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(handle, "wb") as file:
+                    file.write(secrets.token_bytes(32))
+        return path.read_bytes()
+
+
+def relabelled(data: Dataset, classes: tuple[str, ...]) -> Dataset:
+    """The same images under the federation's numbers for their classes; a site need not have images of every class."""
+    strange = [name for name in data.classes if name not in classes]
+    if strange:
+        raise DataError(f"the federation has no class '{strange[0]}'; its classes: {', '.join(classes)}")
+    numbers = torch.tensor([classes.index(name) for name in data.classes])
+    return dataclasses.replace(data, labels=numbers[data.labels], classes=classes)
+
+
+def told(head: bytes) -> str:
+    """An order as a line for whoever watches the site."""
+    order = decode(head, Order)
+    return f"round {order.t}, job '{order.job}'"

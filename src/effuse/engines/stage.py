@@ -1,0 +1,24 @@
+"""What an engine is made of."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from effuse.core.data import Dataset
+from effuse.core.federation import Federation
+from effuse.core.machine import Eager
+from effuse.core.recipe import Recipe
+
+
+class Stage(NamedTuple):
+    """Everything that a run has before there is a federation."""
+
+    recipe: Recipe  # resolved
+    train: Dataset
+    machines: list[Eager]
+    folder: Path
+    say: Callable[[str], None]  # tells whoever watches
+    workers: int | None = None  # processes, where clients live on this machine
+
+
+Engine = Callable[[Stage], Federation]

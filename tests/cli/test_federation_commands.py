@@ -1,0 +1,70 @@
+"""`keys`, `serve` and `join`: what they make, and what they refuse in one sentence before anybody waits."""
+
+import fcntl
+
+import pytest
+
+
+@pytest.fixture
+def keys(effuse, tmp_path):
+    assert effuse("keys init keys --clients 2 --host fed.example.org").code == 0
+    return tmp_path / "keys"
+
+
+def test_keys_are_made_once(effuse, keys):
+    assert (keys / "server" / "clients" / "1.pub").exists() and (keys / "client-1" / "client.key").exists()
+    assert effuse("keys init keys --clients 2").sentence.startswith("FederationError: keys is not empty")
+    assert "--clients" in effuse("keys init other").sentence
+
+
+def test_what_serve_refuses(effuse, keys, toy_file, tmp_path):
+    recipe = toy_file()
+    for line, words in (
+        ("serve --listen 127.0.0.1:8000", "give a RECIPE to begin, or --resume RUN to go on"),
+        (f"serve {recipe} --listen 0.0.0.0:8000", "without --keys anyone who reaches it could take part"),
+        (f"serve {recipe} --listen nowhere", "'nowhere' is not an address; give HOST:PORT"),
+        (
+            f"serve {recipe} --listen 127.0.0.1:8000 --keys keys/client-0",
+            "server.pem is missing; give a server's keys with --keys",
+        ),
+        (f"serve {recipe} --listen 127.0.0.1:8000 --keys keys", "has no key of client 2; make keys for 3 clients"),
+        (f"serve {recipe} --listen 127.0.0.1:8000 --quorum 4", "--quorum 4: there are 3 clients; it is between 1 and 3"),
+        (f"serve {recipe} --listen 127.0.0.1:8000 --resume a --out b", "--resume a and --out b: give one of them"),
+        ("serve --listen 127.0.0.1:8000 --resume a --rounds 3", "leave out what would change it"),
+        ("serve --listen 127.0.0.1:8000 --resume a", "a: No such file or directory"),
+    ):
+        told = effuse(f"{line} --quiet").sentence
+        assert words in told, told
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "a").exists()
+
+
+def test_a_run_of_another_recipe_is_not_resumed(effuse, toy_file):
+    """With a recipe, --resume goes on only with a run of that recipe."""
+    assert effuse(f"run {toy_file()} --rounds 1 --out run --quiet").code == 0
+    told = effuse(f"serve {toy_file()} --seed 1 --rounds 1 --listen 127.0.0.1:8000 --resume run").sentence
+    assert "run was run with seed=0, not 1" in told
+    told = effuse(f"serve {toy_file()} --rounds 1 --listen 127.0.0.1:8000 --resume run").sentence
+    assert "all here; use `effuse resume run`" in told
+
+
+def test_what_join_refuses(effuse, keys, tmp_path):
+    common = "join 127.0.0.1:8000 --client-id 0"
+    for line, words in (
+        (f"{common} --data 'nothing()'", "no source 'nothing'"),
+        (f"{common} --data 'folder(\"missing\")'", "missing: not found"),
+        (f"{common} --data recipe --keys keys/server", "client.key is missing; give a client's keys with --keys"),
+        (f"{common} --data recipe --allow demo", "expected RECIPE@HASH"),
+        (f"{common} --data recipe --recipe missing.json", "missing.json"),
+        ("join nowhere --client-id 0 --data recipe", "'nowhere' is not an address"),
+        ("join 127.0.0.1:8000 --client-id -1 --data recipe", "client-id"),
+    ):
+        told = effuse(line).sentence
+        assert words in told, told
+
+
+def test_one_process_to_a_sites_folder(effuse, tmp_path):
+    (tmp_path / "site-0").mkdir()
+    with open(tmp_path / "site-0" / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = effuse("join 127.0.0.1:8000 --client-id 0 --data recipe").sentence
+    assert "site-0 is in use by another `effuse join`" in told

@@ -1,0 +1,300 @@
+"""The server's side of a real federation, on a post without a network: equal bits, quorum, deadline, and every kind of bad answer."""
+
+import dataclasses
+import json
+import re
+import time
+
+import pytest
+import torch
+from fake import FakePost, over, run_over
+from toy import ADAM, ALGORITHMS, ToyStateful, toy_recipe
+
+from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import Update
+from effuse.core.errors import FederationError, QuorumError, RunError
+from effuse.core.params import Params
+from effuse.core.recipe import Evaluate
+from effuse.core.wire import decode, encode
+from effuse.diffusion.samplers import Ancestral
+from effuse.engines import driver
+from effuse.engines.flower import federation
+from effuse.engines.flower.errand import Terms
+from effuse.engines.flower.letters import UNDELIVERED, Letter
+from effuse.engines.worker import Receipt
+
+PATIENT = Terms(quorum=2, deadline=0.3)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    for name in ("POLL", "ROLL_CALL", "KNOCK"):
+        monkeypatch.setattr(federation, name, 0.01)
+
+
+def log_of(folder) -> str:
+    return (folder / "federation.log").read_text()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
+    recipe = toy_recipe(algorithm=ALGORITHMS[name], rounds=3, reproducible=True)
+    post = FakePost(tmp_path / "sites", 3)
+    if isinstance(recipe.algorithm, Centralised):
+        with pytest.raises(FederationError, match="all data in one place, which a real federation never has"):
+            run_over(post, recipe, tmp_path / "flower")
+        return
+    a, b = driver.run(recipe, tmp_path / "simulator"), run_over(post, recipe, tmp_path / "flower")
+    assert a["weights_sha256"] == b["weights_sha256"]
+    assert a["traffic"]["bytes"] == b["traffic"]["bytes"] and a["traffic"]["parameters"] == b["traffic"]["parameters"]
+
+
+@pytest.mark.parametrize("name", [n for n, a in ALGORITHMS.items() if not isinstance(a, Centralised)])
+def test_every_algorithm_goes_on_without_a_silent_client(name, tmp_path):
+    """Client 1's first two answers are lost: whatever round they belong to is made of the others', and the run ends."""
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = lambda client, n, letter: None if client == 1 and n <= 2 else letter
+    recipe = toy_recipe(algorithm=ALGORITHMS[name], rounds=4, reproducible=True)
+    result = run_over(post, recipe, tmp_path / "run", Terms(quorum=1, deadline=0.2))
+    assert result["rounds"] == 4
+    assert "silent: 1" in log_of(tmp_path / "run")
+
+
+def test_a_mean_is_over_those_who_answered(tmp_path):
+    """Three clients of 13 or 14 images; without client 1 the model is the weighted mean of the others' updates, no more and no less."""
+    recipe = toy_recipe(rounds=1, reproducible=True)
+    post = FakePost(tmp_path / "sites", 3)
+    seen: dict[int, Update] = {}
+
+    def fault(client, n, letter):
+        seen[client] = decode(letter.body, Update)
+        return None if client == 1 else letter
+
+    post.fault = fault
+    run_over(post, recipe, tmp_path / "run", PATIENT)
+    a, b = seen[0], seen[2]
+    expected = a.model.params.lerp(b.model.params, b.weight / (a.weight + b.weight))
+    saved = driver.RunFolder(tmp_path / "run").load_checkpoint().server.model.params
+    assert saved.digest() == expected.digest()
+
+
+def spoilt(change):
+    """Client 1's second answer, changed."""
+
+    def fault(client, n, letter):
+        return change(letter) if client == 1 and n == 2 else letter
+
+    return fault
+
+
+def update(change):
+    """An answer whose update is changed."""
+
+    def changed(letter):
+        made = decode(letter.body, Update)
+        return letter._replace(body=encode(change(made), Update))
+
+    return changed
+
+
+def with_params(change):
+    def changed(u):
+        return dataclasses.replace(u, model=dataclasses.replace(u.model, params=Params(change(dict(u.model.params)))))
+
+    return update(changed)
+
+
+def nan(letter):
+    """A NaN cannot even be encoded by our own code: it is written over the last number of the message."""
+    return letter._replace(body=letter.body[:-4] + bytes.fromhex("0000c07f"))
+
+
+BAD = {
+    "nan": (nan, "non-finite number"),
+    "wrong shape": (with_params(lambda p: p | {"up.bias": torch.zeros(7)}), r"'up\.bias' has the shape \(7,\), not \(1,\)"),
+    "missing key": (with_params(lambda p: {k: v for k, v in p.items() if k != "up.bias"}), r"'up\.bias' is missing"),
+    "extra key": (with_params(lambda p: p | {"extra": torch.zeros(1)}), "'extra' is not asked for"),
+    "another network": (
+        update(
+            lambda u: dataclasses.replace(
+                u, model=dataclasses.replace(u.model, arch=dataclasses.replace(u.model.arch, width=5))
+            )
+        ),
+        "it brings the networks toy_unet",
+    ),
+    "no weight": (update(lambda u: dataclasses.replace(u, weight=-1.0)), r"its weight is -1\.0; weights are positive"),
+    "unknown type": (lambda letter: letter._replace(kind="gossip"), "unknown type 'gossip'"),
+    "another message": (lambda letter: letter._replace(body=encode(Receipt(1, None), Receipt)), "is not a fedavg.Update"),
+    "no message": (lambda letter: letter._replace(body=b"\x00" * 50), "cannot be read"),
+    "too many bytes": (lambda letter: letter._replace(body=letter.body + b"\x00" * 2_000_000), r"is over its limit of \d+"),
+    "another's name": (lambda letter: letter._replace(head=encode(Receipt(0, None), Receipt)), "it is client 0's"),
+    "no receipt": (lambda letter: letter._replace(head=b"junk"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_answer_is_rejected_with_a_reason_and_the_round_goes_on(kind, tmp_path):
+    """The same as if client 1 had been silent in round 1."""
+    change, reason = BAD[kind]
+    recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
+    digests = []
+    for name, fault in (("bad", spoilt(change)), ("silent", spoilt(lambda letter: None))):
+        post = FakePost(tmp_path / name / "sites", 3)
+        post.fault = fault
+        digests.append(run_over(post, recipe, tmp_path / name / "run", PATIENT)["weights_sha256"])
+    assert digests[0] == digests[1]
+    assert re.search(f"round 1, job 'train': client 1's answer is rejected: .*{reason}", log_of(tmp_path / "bad" / "run"))
+    undisturbed = driver.run(recipe, tmp_path / "undisturbed")["weights_sha256"]
+    assert undisturbed != digests[0]
+
+
+def test_a_client_that_claims_another_state_while_being_evaluated_is_left_out(tmp_path):
+    """LocalOnly's clients are looked at after the last round; client 1's receipt names a state that it should not have."""
+    recipe = toy_recipe(
+        algorithm=ALGORITHMS["localonly"], rounds=1, evaluate=Evaluate(grid=2), sampler=Ancestral(batch=2), reproducible=True
+    )
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = spoilt(lambda letter: letter._replace(head=encode(Receipt(1, "9_9"), Receipt)))
+    run_over(post, recipe, tmp_path / "run", PATIENT)
+    assert "job 'draw': client 1's answer is rejected: the client changed its state" in log_of(tmp_path / "run")
+
+
+def test_too_few_answers_end_the_run_in_one_sentence(tmp_path):
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = lambda client, n, letter: None if client != 0 else letter
+    with pytest.raises(
+        QuorumError, match=r"round 0, job 'train': 1 of 3 replied, quorum 2; silent: 1, 2; lower quorum or raise deadline"
+    ):
+        run_over(post, toy_recipe(), tmp_path / "run", PATIENT)
+
+
+def test_without_a_quorum_everyone_must_answer_and_the_run_can_be_resumed(tmp_path):
+    """Client 2 fails once in round 1; the resumed run ends as the undisturbed one, although clients 0 and 1 had answered already."""
+    recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = lambda client, n, letter: nan(letter) if client == 2 and n == 2 else letter
+    with pytest.raises(QuorumError, match=r"2 of 3 replied, quorum 3; rejected: 2 \(.*non-finite"):
+        run_over(post, recipe, tmp_path / "run")
+    result = driver.resume(tmp_path / "run", served=over(post, Terms()))
+    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    with pytest.raises(RunError, match="effuse resume"):
+        driver.resume(tmp_path / "simulator", served=over(post, Terms()))
+    with pytest.raises(RunError, match="effuse serve --resume"):
+        driver.resume(tmp_path / "run")
+
+
+def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
+    """Client 1's answer of round 1 comes during round 2: it counts nowhere, and client 1 goes on from its state of round 0."""
+    recipe = toy_recipe(rounds=4, reproducible=True, algorithm=ToyStateful(local=ADAM))
+    results = {}
+    for name in ("late", "never"):
+        post = FakePost(tmp_path / name / "sites", 3)
+        late: list[Letter] = []
+
+        def fault(client, n, letter, post=post, late=late, name=name):
+            if client == 1 and n == 2:
+                late.append(letter)
+                return None
+            if late and name == "late" and post.fed._late:  # an answer of the next round
+                post.held.append((next(iter(post.fed._late)), late.pop()))
+            return letter
+
+        post.fault = fault
+
+        def engine(stage, post=post):
+            post.fed = over(post, PATIENT)(stage)
+            return post.fed
+
+        results[name] = driver.run(recipe, tmp_path / name / "run", served=engine)
+        snapshots = {p.stem for p in (tmp_path / name / "sites" / "1").glob("*.state")}
+        assert "3_0" in snapshots and "1_0" not in snapshots
+    assert results["late"]["weights_sha256"] == results["never"]["weights_sha256"]
+    assert "client 1's answer to round 1, job 'train' came past its deadline and is discarded" in log_of(
+        tmp_path / "late" / "run"
+    )
+
+
+def test_a_site_that_is_started_again_is_sent_its_order_again(tmp_path):
+    """Client 1 dies at work in round 1 and comes back with its state; nothing is lost."""
+    recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
+    post = FakePost(tmp_path / "sites", 3)
+
+    def fault(client, n, letter):
+        if client == 1 and n == 2:
+            post.restart(1)
+            return None
+        return letter
+
+    post.fault = fault
+    result = run_over(post, recipe, tmp_path / "run", Terms(deadline=5))
+    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    assert "client 1 is back" in log_of(tmp_path / "run")
+
+
+def test_a_site_that_is_gone_is_waited_for(tmp_path):
+    """The transport says that client 1's order of round 1 found nobody; the site comes back and is sent it again."""
+    recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = lambda client, n, letter: Letter(UNDELIVERED) if client == 1 and n == 2 else letter
+    result = run_over(post, recipe, tmp_path / "run", Terms(deadline=5))
+    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    assert "client 1 is gone" in log_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("after", [2, 5])
+def test_a_broken_connection_is_opened_again_and_orders_sent_again(after, tmp_path):
+    recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
+    post = FakePost(tmp_path / "sites", 3)
+    post.breaks = after
+    result = run_over(post, recipe, tmp_path / "run", Terms(deadline=5))
+    assert post.opened == 2 and "connection is lost (the cable was pulled)" in log_of(tmp_path / "run")
+    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+
+
+def test_a_key_is_bound_to_its_client(tmp_path):
+    """Node 101 holds client 2's key and says that it is client 1: it gets no seat, and the run begins without client 1."""
+    post = FakePost(tmp_path / "sites", 3)
+    post.owners = {100: 0, 101: 2, 102: 2}
+    run_over(post, toy_recipe(rounds=1), tmp_path / "run", PATIENT)
+    log = log_of(tmp_path / "run")
+    assert "says that it is client 1, but it holds the key of client 2" in log
+    assert "beginning without clients 1" in log and 1 not in post.orders
+
+
+def test_answers_wait_for_their_turn_on_disk(tmp_path, monkeypatch):
+    """While the first answer is being waited for, the others are files and not memory; afterwards the spool is gone."""
+    post = FakePost(tmp_path / "sites", 3)
+    held, waiting = [], []
+
+    def fault(client, n, letter):
+        waiting.append(sorted(p.name for p in (tmp_path / "run" / "spool").glob("*")))
+        if client == 0 and not held:
+            held.append(letter)
+            return None
+        if client == 2 and n == 1:
+            post.held.append(("3", held[0]))  # the ticket of client 0's order: 0 to 2 were greetings
+        return letter
+
+    post.fault = fault
+    run_over(post, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(deadline=5))
+    assert waiting == [[], [], ["0_0_1"]]
+    assert not (tmp_path / "run" / "spool").exists()
+
+
+def test_a_deadline_is_kept(tmp_path):
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = lambda client, n, letter: None if client == 1 and n == 1 else letter
+    began = time.monotonic()
+    run_over(post, toy_recipe(rounds=1), tmp_path / "run", Terms(quorum=2, deadline=1.0))
+    assert 1.0 <= time.monotonic() - began < 4.0
+    record = json.loads((tmp_path / "run" / "rounds.jsonl").read_text())
+    assert record["traffic"]["messages"] == {"up": 2, "down": 3, "total": 5}
+
+
+def test_what_a_site_refuses_is_told(tmp_path):
+    """Site 1 has agreed to another manifest: it declines, the server says why, and the others go on."""
+    run_over(FakePost(tmp_path / "sites", 3), toy_recipe(rounds=1), tmp_path / "first")
+    for client in (0, 2):
+        (tmp_path / "sites" / str(client) / "manifest.json").unlink()
+    run_over(FakePost(tmp_path / "sites", 3), toy_recipe(rounds=1, seed=1), tmp_path / "second", PATIENT)
+    assert re.search("declines: client 1 has agreed to the manifest [0-9a-f]{12} and not to", log_of(tmp_path / "second"))

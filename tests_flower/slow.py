@@ -1,0 +1,26 @@
+"""An algorithm with a slow client."""
+
+import time
+
+from toy import ToyStateful
+
+from effuse.algorithms.fedavg import Update
+from effuse.core.algorithm import on_client
+from effuse.core.model import Model
+from effuse.core.spec import spec
+from effuse.core.workbench import Client
+
+
+@spec
+class ToySlow(ToyStateful):
+    """One client takes its time in some rounds."""
+
+    who: int = 1
+    seconds: float = 3.0
+    rounds: tuple[int, ...] = ()  # all, if empty
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        if client.id == self.who and (not self.rounds or client.federated in self.rounds):
+            time.sleep(self.seconds)
+        return super().train(client, model)

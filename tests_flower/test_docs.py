@@ -1,0 +1,83 @@
+"""The pages for the server's operator and for a site, as they stand: their commands are carried out, on three machines' worth of folders."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from effuse.engines.flower.processes import free_port
+
+DOCS = Path(__file__).parent.parent / "docs"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(DOCS.parent / "src"), "COLUMNS": "200"}
+
+
+def commands(page: str) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return [c for block in blocks for c in block.replace("\\\n", "").splitlines() if c.strip()]
+
+
+def begun(line: str, folder: Path) -> subprocess.Popen:
+    """A command of a page, in the folder of whoever reads it."""
+    assert line.startswith("effuse ")
+    script = line.replace("effuse", f"exec {sys.executable} -m effuse", 1)
+    return subprocess.Popen(
+        ["bash", "-c", script], cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def ended(process: subprocess.Popen, seconds: float = 120) -> str:
+    output, _ = process.communicate(timeout=seconds)
+    assert process.returncode == 0, output
+    return output
+
+
+def test_the_two_pages_make_a_federation(tmp_path):
+    """Two sites with folders of their own images, one of which lacks a class; the server never sees a path of theirs."""
+    server = tmp_path / "server"
+    server.mkdir()
+    address = f"127.0.0.1:{free_port()}"
+    here = [line.replace("0.0.0.0:8443", address) for line in commands("server.md")]
+    there = [line.replace("fed.example.org:8443", address) for line in commands("site.md")]
+    keys, serve, resume, sample = here
+    look, join = there
+    ended(begun(keys, server))
+    rng = np.random.default_rng(0)
+    for k, classes in enumerate((("benign", "malignant"), ("malignant",))):
+        shutil.copytree(server / "keys" / f"client-{k}", tmp_path / f"site-{k}" / f"client-{k}")
+        for name in classes:
+            folder = tmp_path / f"site-{k}" / "scans" / name
+            folder.mkdir(parents=True)
+            for i in range(20):
+                Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(folder / f"{i}.png")
+    running = begun(serve, server)
+    try:
+        told = ended(begun(look, tmp_path / "site-0"))
+        digest = re.search(r"manifest demo@([0-9a-f]{64})", told)[1]
+        assert "what would leave this site (client 0, 32 images here) in 3 rounds" in told
+        assert "to train: 3 messages" in told
+        sites = [
+            begun(
+                join.replace("HASH", digest[:16])
+                .replace("client-id 0", f"client-id {k}")
+                .replace("client-0", f"client-{k}"),
+                tmp_path / f"site-{k}",
+            )
+            for k in range(2)
+        ]
+        output = ended(running)
+        said = [ended(site) for site in sites]
+    finally:
+        running.kill()
+    assert digest in output and "weights_sha256" in output
+    assert "client 0 is ready with 32 images" in said[0] and "client 1 is ready with 16 images" in said[1]
+    assert all("the server says that the run is over" in words for words in said)
+    written = "".join(p.read_text(errors="replace") for p in server.rglob("*") if p.suffix in (".json", ".log", ".jsonl"))
+    assert "scans" not in written and str(tmp_path / "site-0") not in written
+    assert "weights_sha256" in ended(begun(resume, server))
+    ended(begun(sample, server))
+    assert any((server / "runs" / "first" / "exports").rglob("*"))
