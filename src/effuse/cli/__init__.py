@@ -3,6 +3,7 @@
 import os
 import sys
 import typing
+from collections.abc import Iterator
 
 import click
 import typer
@@ -32,19 +33,7 @@ def main() -> None:
     try:
         # each registers its command
         from effuse.cli import (  # noqa: F401
-            bound,
-            check,
-            evaluate,
-            export,
-            join,
-            keys,
-            list,
-            prune,
-            reproduce,
-            resume,
-            run,
-            sample,
-            serve,
+            bound, check, evaluate, export, join, keys, list, prune, reproduce, resume, run, sample, serve,
         )  # fmt: skip
 
         code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
@@ -70,12 +59,20 @@ def main() -> None:
 def _commands() -> click.Command:
     """All commands, the help of their arguments put back: from 8.5 on click drops what this typer gives it."""
     group = typer.main.get_command(app)
-    for command in group.commands.values() if isinstance(group, click.Group) else []:
+    for command in _leaves(group):
         hints = typing.get_type_hints(command.callback, include_extras=True)
         for argument in (p for p in command.params if isinstance(p, click.Argument)):
             (told,) = (x for x in hints[argument.name].__metadata__ if isinstance(x, typer.models.ArgumentInfo))
             argument.help = told.help  # type: ignore[attr-defined]
     return group
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    if not isinstance(command, click.Group):
+        yield command
+        return
+    for below in command.commands.values():
+        yield from _leaves(below)
 
 
 def _usage(error: click.UsageError) -> str:
