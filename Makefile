@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-flower bundle test-gpu clean
+.PHONY: setup demo test test-flower bundle test-bundle test-gpu clean
 
 setup: .venv/ready
 
@@ -27,6 +27,10 @@ test-flower: setup
 bundle:
 	$(MAKE) setup PYTHON=python3
 	$(BIN)/python tools/bundle.py $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON)) $(if $(WITHOUT),--without $(WITHOUT))
+
+# packs bundles for two Pythons and runs one: needs downloads
+test-bundle: setup
+	$(BIN)/python -m pytest tests_bundle
 
 # needs a CUDA GPU; see docs/performance.md
 test-gpu:

@@ -27,3 +27,16 @@ def test_throughput_compares_like_with_like():
     rows = measured("throughput.py", "--only", "digits", "--clients", "2", "--device", "cpu")["rows"]
     assert {row["variant"] for row in rows} == {"plain", "eager"}
     assert all(row["per_second"] > 0 for row in rows)
+
+
+def test_a_round_is_linear_in_clients_and_its_memory_does_not_know_them():
+    """10 against 100 clients: peak memory within 5 %; ten times the time, where a busy machine may double either."""
+    rows = measured("scaling.py")["rows"]
+    (grown,) = (r for r in rows if r["axis"] == "clients" and r["clients"] == 100)
+    assert grown["memory_ratio"] < 1.05, grown
+    assert grown["exponent"] < 1.4, grown
+
+
+def test_the_demo_trains_as_fast_as_a_plain_loop():
+    rows = measured("demo_cpu.py")["rows"]
+    assert rows.keys() == {"plain", "eager", "auto"} and rows["auto"]["ratio"] >= 1.0, rows

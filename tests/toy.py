@@ -40,12 +40,12 @@ class ToyImages(Source):
 class ToyNetwork(nn.Module):
     """Three layers, one for each part of a U-Net, and a dropout that draws from torch's default generator."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, dropout: float) -> None:
         super().__init__()
         self.down = nn.Conv2d(channels, width, 3, padding=1)
         self.middle = nn.Conv2d(width, width, 1)
         self.up = nn.Conv2d(width, channels, 3, padding=1)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
         hidden = torch.relu(self.down(x)) * (1 + t.float() / 100)[:, None, None, None]
@@ -59,9 +59,10 @@ class ToyUnet(Arch):
     parts = {"encoder": ("down",), "bottleneck": ("middle",), "decoder": ("up",)}
 
     width: int = 4
+    dropout: float = 0.1
 
     def build(self) -> nn.Module:
-        return ToyNetwork(self.shape.channels, self.width)
+        return ToyNetwork(self.shape.channels, self.width, self.dropout)
 
     def save(self, net, folder, scheduler) -> None:
         write_plain(self, net, folder, scheduler)

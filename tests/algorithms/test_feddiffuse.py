@@ -199,12 +199,7 @@ def test_the_bytes_of_a_udec_encoder_never_leave_its_client(tmp_path, monkeypatc
         states.append(dict(state))
         write(kept, name, state)
 
-    def watched_handle(worker, head, body):
-        answer = handle(worker, head, body)
-        answers.append(b"".join(answer))
-        return answer
-
-    monkeypatch.setattr(Worker, "handle", watched_handle)
+    monkeypatch.setattr(Worker, "handle", lambda worker, request: answers.append(handle(worker, request)) or answers[-1])
     monkeypatch.setattr(Snapshots, "write", watched_write)
     run(toy_recipe(algorithm=UDec(local=ADAM), **LOOKS), tmp_path, engine="loopback")
     assert len(answers) == 18 and len(states) == 9

@@ -21,6 +21,8 @@ from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.core.spec import registry
 from effuse.diffusion.samplers import Ancestral
+from effuse.engines import driver
+from effuse.engines.folder import RunFolder
 from effuse.metrics.classifier import Classifier
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
@@ -71,6 +73,32 @@ def test_the_manifest_repeats_the_run(effuse, finished, tmp_path):
     for source in (folder / "manifest.json", folder):
         again = effuse(f"run {source} --out {tmp_path / source.name} --json")
         assert again.json["weights_sha256"] == answer.json["weights_sha256"]
+
+
+@pytest.mark.parametrize("engine", ["simulator", "loopback"])
+def test_profile_tells_where_the_time_went_and_changes_nothing(effuse, toy_file, engine):
+    """The shares are of the whole, also in a run that was interrupted and resumed."""
+    recipe = toy_file(algorithm=ToyStateful(local=ADAM), **SAMPLED)
+    plain = effuse(f"run {recipe} --engine {engine} --out plain --json").json
+    told = effuse(f"run {recipe} --engine {engine} --out told --profile --json").json
+    assert told["weights_sha256"] == plain["weights_sha256"] and "profile" not in plain
+    spans = told["profile"]["spans"]
+    assert spans.keys() == {"data", "step", "sample", "client", "aggregate", "evaluate", "checkpoint", "wire", "other"}
+    assert sum(s["seconds"] for s in spans.values()) == pytest.approx(told["profile"]["seconds"])
+    assert sum(s["share"] for s in spans.values()) == pytest.approx(1) and all(s["seconds"] >= 0 for s in spans.values())
+    trace = json.loads(Path("told/trace.json").read_text())
+    assert {e["name"] for e in trace["traceEvents"]} == spans.keys() - {"other"}
+    assert sum(e["name"] == "step" for e in trace["traceEvents"]) == 6, "three clients, two rounds"
+    for name in ("result.json", "trace.json"):
+        (Path("told") / name).unlink()
+    again = effuse("resume told --profile")
+    assert (
+        again.code == 0
+        and "checkpoint" in again.out
+        and "100.0 %" in again.out
+        and plain["weights_sha256"][:30] in again.out
+    )
+    assert Path("told/trace.json").is_file()
 
 
 def test_loopback_equals_simulator(effuse, shrunk):
@@ -181,6 +209,27 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
     screen.truncate(0)
     assert effuse(f"run {toy_file(algorithm=ToyStateful(local=ADAM), rounds=6)} --seeds 0 --out s").code == 0
     assert "into s/seed-0" in screen.getvalue() and "left" in screen.getvalue() and "\x1b[?25h" in screen.getvalue()
+
+
+def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, monkeypatch):
+    """Interrupted after its first round and resumed, the second round's line tells the traffic of both."""
+    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    recipe, append = toy_file(algorithm=ToyStateful(local=ADAM)), RunFolder.append
+
+    def last(out: str) -> str:
+        return [line for line in out.splitlines() if line.startswith("round 2/2")][0].split(", ")[-1]
+
+    whole = last(effuse(f"run {recipe} --out whole").out)
+    with monkeypatch.context() as patch:
+
+        def interrupted(folder, record):
+            if record["t"] == 1:
+                raise KeyboardInterrupt
+            append(folder, record)
+
+        patch.setattr(RunFolder, "append", interrupted)
+        assert effuse(f"run {recipe} --out cut").code == 130
+    assert last(effuse("resume cut").out) == whole and whole.endswith("kB")
 
 
 CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}
@@ -362,6 +411,11 @@ def test_list_of_one_recipe(effuse):
     assert "metrics=[conditional_accuracy(), diversity()]" in re.sub(r"\s+", " ", effuse("list demo").out), "brackets stay"
     options = " ".join(f"--set {key}='{value}'" for key, value in keys.items())
     assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
+
+
+@pytest.mark.parametrize(("command", "words"), [("run", "recipe's name or call"), ("resume", "A run folder")])
+def test_help_explains_arguments_too(effuse, command, words):
+    assert words in " ".join(effuse(f"{command} --help").out.split())
 
 
 def test_help_is_there_without_asking(effuse):

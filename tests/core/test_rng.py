@@ -1,5 +1,8 @@
 """Keyed randomness: one address, one stream, wherever and whenever it is drawn from."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -90,3 +93,17 @@ def test_keyed_nests():
         with keyed(HERE.child("inner")):
             torch.rand(9)
         assert [first, torch.rand(1).item()] == alone
+
+
+def test_threads_take_turns_at_the_default_generator():
+    """Eight threads draw at once, each on a stream of its own: everyone gets what it would get alone."""
+
+    def draw(k: int) -> list[float]:
+        with keyed(Stream((k,))):
+            first = torch.rand(2)
+            time.sleep(0.005)
+            return [*first.tolist(), *torch.rand(2).tolist()]
+
+    alone = [draw(k) for k in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(draw, range(8))) == alone

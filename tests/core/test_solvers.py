@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from effuse.core.solvers import SGD, Adam, AdamW, Constant, CosineDecay, ExponentialDecay
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core.solvers import SGD, Adam, AdamW, Constant, CosineDecay, ExponentialDecay, Solver
+from effuse.core.spec import spec
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,16 @@ def test_each_solver_is_the_optimiser_it_is_named_after():
     assert SGD(lr=0.1, steps=1, momentum=0.9).optimiser(weight, 1.0).param_groups[0]["momentum"] == 0.9
     group = Adam(lr=0.1, steps=1, betas=(0.5, 0.6), eps=1e-3).optimiser(weight, 1.0).param_groups[0]
     assert group["betas"] == (0.5, 0.6) and group["eps"] == 1e-3
+
+
+@spec
+class TwiceTrained(FedAvg):
+    """Trains at the clients, and perhaps once more at the server."""
+
+    remote: Solver | None = None
+
+
+def test_an_algorithm_s_solvers_are_its_keys_that_are_solvers():
+    local, remote = SGD(lr=0.1, steps=1), Adam(lr=0.2, steps=2)
+    assert TwiceTrained(local=local).solvers() == [local]
+    assert TwiceTrained(local=local, remote=remote).solvers() == [local, remote]

@@ -36,7 +36,7 @@ DEATHS = [
     ("stateful", "fit", 1),  # in the first round, before any checkpoint
     ("stateful", "fit", 4),  # one client of the round has replied and written its state
     ("stateful", "fit", 8),
-    ("stateful", "sync", 2),  # a client's state is written but not renamed
+    ("stateful", "sync", 2),  # a checkpoint waits for the disk to take the states that it names
     ("stateful", "rename", 3),
     ("stateful", "renamed", 4),  # a client's new state is there, its reply was never taken
     ("stateful", "checkpoint", 1),  # half of a checkpoint is on disk
@@ -172,6 +172,30 @@ def test_killed_twice(tmp_path, monkeypatch, undisturbed):
     assert lines(tmp_path / "run") == quiet_lines
 
 
+def test_a_checkpoint_names_only_states_that_the_disk_holds(tmp_path, monkeypatch):
+    """Client states are not waited for one by one, but before a checkpoint names them, file and folder are on disk."""
+    held: dict[str, int] = {}
+    sync, save = os.fsync, RunFolder.save_checkpoint
+
+    def at_sync(handle):
+        sync(handle)
+        held[os.readlink(f"/proc/self/fd/{handle}")] = len(held)
+
+    named = []
+
+    def at_checkpoint(folder, checkpoint):
+        for client, name in checkpoint.snapshots.items():
+            home = folder.path.resolve() / "clients" / str(client)
+            assert f"{home / name}.state" in held and str(home) in held
+            named.append(name)
+        save(folder, checkpoint)
+
+    monkeypatch.setattr(os, "fsync", at_sync)
+    monkeypatch.setattr(RunFolder, "save_checkpoint", at_checkpoint)
+    run(RECIPES["stateful"], tmp_path / "run")
+    assert len(set(named)) > 1
+
+
 def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
     """Only the first round is checkpointed; the states that it names must outlive three more rounds."""
     monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 0.0)
@@ -210,7 +234,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_write_left_behind_is_swept(tmp_path, monkeypatch, undisturbed):
-    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "sync", 3)
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "rename", 3)
     assert list((tmp_path / "run").rglob("*.partial")), "the process died in the middle of a write"
     assert resume(tmp_path / "run")["weights_sha256"] == undisturbed("stateful")[0]["weights_sha256"]
     assert not list((tmp_path / "run").rglob("*.partial"))

@@ -36,6 +36,12 @@ class FedAvg(Algorithm, name="fedavg"):
         if self.local.ema is not None:
             raise RecipeError("algorithm.local.ema: a per-step average would double the upload; use the recipe's `ema`")
 
+    def ready(self, clients: int) -> None:
+        if isinstance(self.cohort, int) and self.cohort > clients:
+            raise RecipeError(
+                f"algorithm.cohort: {self.cohort} clients a round, but there are {clients}; lower it or raise clients"
+            )
+
     def round(self, server: Server, fed: Federation) -> Server:
         updates = fed.ask(self.train, fed.sample(self.cohort), model=server.model)
         return Server(mean((u.model, u.weight) for _, u in updates))

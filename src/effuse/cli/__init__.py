@@ -2,6 +2,8 @@
 
 import os
 import sys
+import typing
+from collections.abc import Iterator
 
 import click
 import typer
@@ -32,7 +34,7 @@ def main() -> None:
         # each registers its command
         from effuse.cli import check, evaluate, join, keys, list, reproduce, resume, run, sample, serve  # noqa: F401
 
-        code = app(arguments, prog_name=app.info.name, standalone_mode=False)
+        code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
         if code == INTERRUPTED:  # typer makes this of a Ctrl-C
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -50,6 +52,26 @@ def main() -> None:
         if debug:
             raise
         sys.exit(_stop(_sentence(error), 1))
+
+
+def _commands() -> click.Command:
+    """All commands, the help of their arguments put back: from 8.5 on click drops what this typer gives it."""
+    group = typer.main.get_command(app)
+    for command in _leaves(group):
+        hints = typing.get_type_hints(command.callback, include_extras=True)
+        for argument in (p for p in command.params if isinstance(p, click.Argument)):
+            (told,) = (x for x in hints[argument.name].__metadata__ if isinstance(x, typer.models.ArgumentInfo))
+            argument.help = told.help  # type: ignore[attr-defined]
+    return group
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    """Commands that do something, within groups of them too."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from _leaves(inner)
+    else:
+        yield command
 
 
 def _usage(error: click.UsageError) -> str:

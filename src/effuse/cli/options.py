@@ -16,10 +16,14 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Worker processes; by default one for each GPU where there are several.")
+]
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds; short for --set rounds=N.")]
 Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients; short for --set clients=N.")]
 Seed = Annotated[int | None, typer.Option(help="The run's seed; short for --set seed=N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Profiled = Annotated[bool, typer.Option("--profile", help="Show where the time went; leave a trace.json in the run folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 

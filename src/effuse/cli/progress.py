@@ -1,6 +1,7 @@
 """What a run looks like while it goes, and when it is over."""
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 from effuse.cli import Interrupted
 from effuse.core.machine import Meter
 from effuse.core.recipe import Recipe
+from effuse.core.spans import Profile
 from effuse.engines.observer import Observer
 
 BAR = 24
@@ -94,8 +96,8 @@ class Display(Observer):
         if self.live:
             self.live.stop()
 
-    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter) -> None:
-        self.rounds, self.first, self.done, self.meter = recipe.rounds, first, first, meter
+    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter, traffic: int) -> None:
+        self.rounds, self.first, self.done, self.meter, self.traffic = recipe.rounds, first, first, meter, traffic
         self.began = self.last = time.monotonic()
         self.words = "training"
         meter.watcher = self._refresh
@@ -159,6 +161,28 @@ def show_metrics(metrics: dict[str, Any]) -> None:
         spread = f" ± {m['std']:.4g}" if "std" in m else ""
         table.add_row(name, f"{m['value']:.4g}{spread}", m.get("warning", ""))
     console().print(table)
+
+
+def tell(result: dict[str, Any], folder: Path, spans: Profile | None, as_json: bool, quiet: bool) -> None:
+    """A finished run as it was asked for: as JSON, as tables, or not at all."""
+    if as_json:
+        print(json.dumps({"run": str(folder)} | result | ({"profile": spans.report()} if spans else {})))
+    elif not quiet:
+        show_result(result, folder)
+        if spans:
+            show_profile(spans.report(), folder)
+
+
+def show_profile(report: dict[str, Any], folder: Path) -> None:
+    """Where the time went, and where to look closer."""
+    table = Table(title="time", title_justify="left", show_footer=True)
+    table.add_column("in", "whole")
+    table.add_column("seconds", f"{report['seconds']:.2f}", justify="right")
+    table.add_column("share", "100.0 %", justify="right")
+    for name, s in report["spans"].items():
+        table.add_row(name, f"{s['seconds']:.2f}", f"{100 * s['share']:.1f} %")
+    console().print(table)
+    console().print(f"{folder / 'trace.json'} opens in Perfetto or chrome://tracing", soft_wrap=True)
 
 
 def show_result(result: dict[str, Any], folder: Path) -> None:

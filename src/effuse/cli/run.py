@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Device, Json, Quiet, RecipeName, Rounds, Seed, Settings, chosen
-from effuse.cli.progress import show_result, show_spread, watched
+from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, Workers, chosen
+from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.engines import driver
 from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
+from effuse.engines.profile import profiled
 
 
 @app.command()
@@ -25,6 +26,7 @@ def run(
         typer.Option(help="simulator, loopback (through the wire format) or flower (every client a process of its own)."),
     ] = "simulator",
     device: Device = "auto",
+    workers: Workers = None,
     rounds: Rounds = None,
     clients: Clients = None,
     seed: Seed = None,
@@ -34,17 +36,16 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    profile: Profiled = False,
 ) -> None:
     """Train by RECIPE (a name, a call, or a run's manifest.json), evaluate, and write a run folder."""
     name, wanted = chosen(recipe, set, rounds, seed, clients)
+    places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
     if seeds is None:
         folder = out or new_folder(name)
-        with watched(folder, as_json, quiet) as observer:
-            result = driver.run(wanted, folder, name=name, engine=engine, device=device, observer=observer)
-        if as_json:
-            print(json.dumps({"run": str(folder)} | result))
-        elif not quiet:
-            show_result(result, folder)
+        with watched(folder, as_json, quiet) as observer, profiled(folder, profile) as spans:
+            result = driver.run(wanted, folder, name=name, **places, observer=observer)
+        tell(result, folder, spans, as_json, quiet)
         return
     if seed is not None:
         raise RecipeError(f"--seed {seed} and --seeds {seeds}: give one of them")
@@ -56,13 +57,12 @@ def run(
         RunFolder(folder).require_same(changed)
     results = {}
     for n, (changed, folder) in planned.items():
-        with watched(folder, as_json, quiet) as observer:
+        with watched(folder, as_json, quiet) as observer, profiled(folder, profile) as spans:
             if n in begun:
                 results[n] = driver.resume(folder, observer=observer)
             else:
-                results[n] = driver.run(changed, folder, name=name, engine=engine, device=device, observer=observer)
-        if not as_json and not quiet:
-            show_result(results[n], folder)
+                results[n] = driver.run(changed, folder, name=name, **places, observer=observer)
+        tell(results[n], folder, spans, False, as_json or quiet)
     names = next(iter(results.values()))["metrics"]
     spread = {name: _spread([r["metrics"][name]["value"] for r in results.values()]) for name in names}
     if as_json:

@@ -12,6 +12,7 @@ from effuse.core.metric import Images
 from effuse.core.model import Model
 from effuse.core.params import Params
 from effuse.core.sampler import Sampler
+from effuse.core.solvers import Solver
 from effuse.core.spec import Spec, spec
 from effuse.core.wire import check, is_message, message
 from effuse.core.workbench import Client
@@ -77,6 +78,14 @@ class Algorithm(Spec, ABC):
         super().__init_subclass__(**rest)
         own = {name: _job(cls, f) for name, f in vars(cls).items() if getattr(f, "__on_client__", False)}
         cls.jobs = {**cls.jobs, **own}
+
+    def solvers(self) -> list[Solver]:
+        """Everything that trains here: the keys that are solvers."""
+        values = (getattr(self, f.name) for f in dataclasses.fields(self))
+        return [v for v in values if isinstance(v, Solver)]
+
+    def ready(self, clients: int) -> None:
+        """Refuse, before anything is computed, what cannot work with that many clients."""
 
     def setup(self, model: Model, fed: "Federation") -> Server:
         """The state before the first round; neither fits nor generates."""

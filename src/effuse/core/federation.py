@@ -78,6 +78,12 @@ class Federation(ABC):
                 f"round {self.t}: answers of clients {silent} were asked for and never taken; consume every ask"
             )
 
+    def settle(self) -> None:
+        """Before a checkpoint names them, make client states outlive a power cut; sites elsewhere do so themselves."""
+
+    def stop(self) -> None:
+        """The run is over, one way or another: nobody is to go on working for it."""
+
     def sample(self, cohort: int | float | None) -> list[int]:
         """A cohort without repetition, in id order: a count, a fraction, or everyone."""
         total = len(self.clients)

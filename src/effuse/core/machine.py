@@ -1,5 +1,6 @@
 """The machine under a workbench: it does the arithmetic of training and sampling, and is the only place with `backward()`."""
 
+import contextlib
 import dataclasses
 import threading
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from effuse.core.params import Buffers, Params, named_values
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
+from effuse.core.spans import span
 from effuse.core.task import Batch, Direction, Given, Loss, Net, Task
 
 
@@ -28,18 +30,23 @@ class Meter:
     images: int = 0  # trained
     evaluations: int = 0  # network evaluations while sampling
     watcher: Callable[[], None] = lambda: None
+    stopped: bool = False  # nobody wants the work any more: whoever counts here is to stop
     lock: threading.Lock = dataclasses.field(
         default_factory=threading.Lock, repr=False
     )  # slots count from threads of their own
 
     def trained(self, images: int) -> None:
-        with self.lock:
-            self.images += images
-        self.watcher()
+        self._count(images, 0)
 
     def sampled(self, images: int) -> None:
+        self._count(0, images)
+
+    def _count(self, images: int, evaluations: int) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
         with self.lock:
-            self.evaluations += images
+            self.images += images
+            self.evaluations += evaluations
         self.watcher()
 
 
@@ -66,6 +73,7 @@ class Machine(ABC):
     device: torch.device
     meter: Meter
     stream: "torch.cuda.Stream | None" = None  # where it works beside other machines of the same GPU
+    threads: int | None = None  # torch's own for each client at a time, where several machines share a CPU
 
     @abstractmethod
     def load(self, model: Model, owner: object = None) -> nn.Module:
@@ -98,18 +106,14 @@ class Eager(Machine):
         self.meter = Meter()
         self._free: dict[Arch, list[nn.Module]] = defaultdict(list)
         self._lent: dict[object, list[nn.Module]] = defaultdict(list)
+        self._lending = threading.Lock()  # the server may load while a client does
 
     def load(self, model: Model, owner: object = None) -> nn.Module:
-        # building a U-Net costs more than a training step: networks are kept and refilled
-        free = self._free[model.arch]
-        if not free:
-            with keyed(Stream(("blank",))), torch.device(self.device):
-                built = model.arch.build()
-            # walking through a U-Net's modules for their names costs as much as copying its weights
-            built.__dict__["_named_values"] = named_values(built)
-            free.append(built)
-        net = free.pop()
-        self._lent[owner].append(net)
+        with self._lending:
+            # building a U-Net costs more than a training step: networks are kept and refilled
+            free = self._free[model.arch]
+            net = free.pop() if free else self._built(model.arch)
+            self._lent[owner].append(net)
         fill(net, model)
         net.arch = model.arch  # type: ignore[assignment]
         # as a new network is, whatever the last job left behind
@@ -117,9 +121,17 @@ class Eager(Machine):
             p.requires_grad_(True)
         return net if net.training else net.train()
 
+    def _built(self, arch: Arch) -> nn.Module:
+        with keyed(Stream(("blank",))), torch.device(self.device):
+            net = arch.build()
+        # walking through a U-Net's modules for their names costs as much as copying its weights
+        net.__dict__["_named_values"] = named_values(net)
+        return net
+
     def release(self, owner: object = None) -> None:
-        for net in self._lent.pop(owner, []):
-            self._free[net.arch].append(net)  # type: ignore[index]
+        with self._lending:
+            for net in self._lent.pop(owner, []):
+                self._free[net.arch].append(net)  # type: ignore[index]
 
     def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
         solver = work.solver
@@ -135,7 +147,9 @@ class Eager(Machine):
         average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
         losses: list[Tensor] = []
         sizes: list[int] = []
-        with keyed(work.stream.child("dropout")):
+        # side by side are only networks without dropout, which would take turns at torch's one default generator
+        drawing = keyed(work.stream.child("dropout")) if self.threads is None else contextlib.nullcontext()
+        with drawing:
             for batch in self.batches(work):
                 loss = loss_of(view, batch, given)
                 descend(loss, params, optimiser, work, given, average)
@@ -159,7 +173,9 @@ class Eager(Machine):
                 if not left:
                     return
                 left -= 1
-                yield self._batch(data, rows[i : i + size], size, generator)
+                with span("data"):
+                    batch = self._batch(data, rows[i : i + size], size, generator)
+                yield batch
 
     def _batch(self, data: Any, rows: Tensor, size: int, generator: torch.Generator) -> Batch:
         n = len(rows)

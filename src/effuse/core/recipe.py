@@ -46,8 +46,10 @@ class Recipe(Spec):
     ema: Decay | None = None  # moving average of the delivered model over rounds
     wire: Literal["fp32", "bf16"] = "fp32"
     seed: NonNegativeInt = 0
-    threads: Annotated[int, Field(ge=1, le=1024)] = 2  # never the core count: thread count changes float sums
-    speed: Literal["auto", "eager", "graph", "compile"] = "auto"  # eager is the reference
+    threads: Annotated[int, Field(ge=1, le=1024)] = 2  # of a CPU; never the core count: thread count changes float sums
+    speed: Literal["auto", "eager", "graph", "compile"] = (
+        "auto"  # eager is the reference: a client at a time, on all threads
+    )
     reproducible: bool = False  # a deployed site mixes no secret of its own into its randomness
 
     def changed(self, settings: list[str]) -> "Recipe":

@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import torch
+
+_DEFAULT_GENERATOR = threading.RLock()  # a process has one; clients side by side take turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,6 @@ def stream(seed: int, t: int, job: str, call: int, client: int, purpose: str, se
 def keyed(source: Stream) -> Iterator[None]:
     """Run library code that can only use torch's default generator (dropout, initialisation) on a stream of ours."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    with _DEFAULT_GENERATOR, torch.random.fork_rng(devices=devices):
         torch.manual_seed(source.seed)
         yield

@@ -14,6 +14,7 @@ from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
+from effuse.core.spans import span
 from effuse.core.task import Direction, Given, Loss
 
 SERVER = -1  # the server's number among those who draw random numbers
@@ -84,7 +85,8 @@ class Workbench:
             solver=solver, shard=data, lr=self.rate(solver), stream=self.stream("fit"), place=self.id, where=self.where,
             loss=loss, direction=direction, given=given or {}, optimiser=kept, average=average,
         )  # fmt: skip
-        done, kept = self.machine.fit(net, work)
+        with span("step"):
+            done, kept = self.machine.fit(net, work)
         if kept is not None:
             for old in [k for k in self.state if k.startswith(f"optimiser of {solver.name} on ")]:
                 del self.state[old]
@@ -99,8 +101,9 @@ class Workbench:
             labels = torch.arange(n) % model.arch.shape.classes
         borrower = object()  # given back at once: a job that draws from a hundred models needs one network
         try:
-            net = self.machine.load(model, borrower)
-            return self.machine.generate(net, model.arch, n, sampler, labels, stream or self.stream("generate"))
+            with span("sample"):
+                net = self.machine.load(model, borrower)
+                return self.machine.generate(net, model.arch, n, sampler, labels, stream or self.stream("generate"))
         finally:
             self.machine.release(borrower)
 

@@ -8,6 +8,7 @@ from effuse.core.data import Dataset, Shard
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
+from effuse.engines.device import cpu_slots
 from effuse.engines.driver import Played, played
 from effuse.engines.evaluation import wanted_samples
 from effuse.engines.refusals import hollow_model, refuse
@@ -74,10 +75,10 @@ def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
-    """Bytes a training process needs, estimated: weights, gradients, two moments and an average; activations; data."""
-    solver = getattr(recipe.algorithm, "local", None)
-    batch = solver.batch if solver is not None else 1
-    weights, activations = 5 * model.params.nbytes, batch * activation_bytes(recipe.model)
+    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data."""
+    batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
+    together = cpu_slots(recipe)
+    weights, activations = 5 * together * model.params.nbytes, together * batch * activation_bytes(recipe.model)
     data = train.images.numel() * train.images.element_size()
     return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}
 

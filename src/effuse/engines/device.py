@@ -6,6 +6,7 @@ from effuse.core.captured import Captured, draws_inside
 from effuse.core.errors import RecipeError
 from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe
+from effuse.engines.compiled import keep_compiled
 
 WORTH_COMPILING = 1_000_000  # training images: below that, a minute of compilation is not earned back
 SMALL = 20_000_000  # parameters up to which one client leaves a large GPU half idle
@@ -27,8 +28,7 @@ def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
     """The recipe's choice; `auto` records steps on a GPU, and compiles them where the run is long enough."""
     speed = recipe.speed
     if speed == "auto":
-        local = getattr(recipe.algorithm, "local", None)
-        images = recipe.rounds * local.images_on(size) if local is not None else 0
+        images = recipe.rounds * sum(solver.images_on(size) for solver in recipe.algorithm.solvers())
         speed = "eager" if device.type == "cpu" else "compile" if images > WORTH_COMPILING else "graph"
     if speed != "eager" and device.type != "cuda":
         raise RecipeError(f"speed={speed}: only a GPU records steps; use speed=auto or speed=eager")
@@ -38,12 +38,25 @@ def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
 def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]:
     """The machines of a run, one for each client that is at work at a time; they count on one meter."""
     speed = pick_speed(recipe, device, size)
+    machines: list[Eager]
     if speed == "eager":
-        return [Eager(device, recipe.task)]
-    machines: list[Eager] = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
+        machines = [Eager(device, recipe.task) for _ in range(cpu_slots(recipe) if device.type == "cpu" else 1)]
+        if len(machines) > 1:
+            machines[0].threads = recipe.threads // len(machines)
+    else:
+        if speed == "compile":
+            keep_compiled(device)
+        machines = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
     for machine in machines[1:]:
-        machine.meter = machines[0].meter
+        machine.meter, machine.threads = machines[0].meter, machines[0].threads
     return machines
+
+
+def cpu_slots(recipe: Recipe) -> int:
+    """How many clients share the threads of a CPU: side by side they are faster than one after another on all threads."""
+    with torch.device("meta"):
+        alone = recipe.speed == "eager" or draws_inside(recipe.model.build())
+    return 1 if alone else min(recipe.clients, recipe.threads)
 
 
 def slots(recipe: Recipe) -> int:

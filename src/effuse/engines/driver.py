@@ -17,6 +17,7 @@ from effuse.core.ledger import TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import stream
+from effuse.core.spans import span
 from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
 from effuse.engines import flower
@@ -26,21 +27,28 @@ from effuse.engines.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
+from effuse.engines.processes import Processes, pick_workers, slots_each
 from effuse.engines.refusals import refuse
 from effuse.engines.save import save_model
 from effuse.engines.simulator import InProcess, Simulator, on_disk
 from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
+from effuse.engines.trial import worthwhile
 from effuse.engines.untouched import Untouched
 
 
 def _in_process(kind: type[InProcess]) -> Engine:
     def make(stage: Stage) -> Federation:
-        recipe = stage.recipe
-        return kind(
-            recipe.algorithm, recipe.shards(stage.train), *stage.machines, rounds=recipe.rounds, seed=recipe.seed,
-            wire=recipe.wire, snapshots=on_disk(stage.folder),
-        )  # fmt: skip
+        recipe, machines, device = stage.recipe, stage.machines, stage.machines[0].device
+        with span("data"):
+            shards = recipe.shards(stage.train)
+        options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
+        options["snapshots"] = on_disk(stage.folder)
+        processes = pick_workers(stage.workers, device, recipe.clients)
+        if processes == 1:
+            return kind(recipe.algorithm, shards, *machines, **options)
+        options |= {"workers": processes, "slots": slots_each(len(machines), processes, device)}
+        return Processes(recipe.algorithm, shards, machines[0], recipe=recipe, folder=stage.folder, **options)
 
     return make
 
@@ -64,6 +72,7 @@ def run(
     name: str = "",
     engine: str = "simulator",
     device: str = "auto",
+    workers: int | None = None,
     observer: Observer | None = None,
     served: Engine | None = None,
 ) -> dict[str, Any]:
@@ -75,7 +84,7 @@ def run(
     place = pick_device(device)
     folder = RunFolder(out)
     folder.require_new()
-    train, test = recipe.data.load("train"), recipe.data.load("test")
+    train, test = _loaded(recipe)
     recipe = recipe.resolved(train)
     # what cannot work is refused before a folder is made
     if served is None:
@@ -85,13 +94,16 @@ def run(
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():
-        folder.create(recipe, name, SERVED if served else engine, place.type, {"train": train.digest, "test": test.digest})
-        return Run(recipe, folder, served or ENGINES[engine], place, train, test, observer or Observer()).complete()
+        made = SERVED if served else engine
+        folder.create(recipe, name, made, place.type, workers, {"train": train.digest, "test": test.digest})
+        chosen = served or ENGINES[engine]
+        return Run(recipe, folder, chosen, place, workers, train, test, observer or Observer()).complete()
 
 
 def resume(
-    out: Path, *, device: str | None = None, observer: Observer | None = None, served: Engine | None = None
-) -> dict[str, Any]:
+    out: Path, *, device: str | None = None, workers: int | None = None, observer: Observer | None = None,
+    served: Engine | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Go on with a run from its last checkpoint; a finished one just gives its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
@@ -105,11 +117,18 @@ def resume(
     with folder.locked():
         if folder.result.exists():
             return folder.read_result()
-        train, test = recipe.data.load("train"), recipe.data.load("test")
+        train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
-        return Run(recipe, folder, served or ENGINES[engine], place, train, test, observer or Observer()).complete()
+        workers = workers or manifest.get("workers")
+        chosen = served or ENGINES[engine]
+        return Run(recipe, folder, chosen, place, workers, train, test, observer or Observer()).complete()
+
+
+def _loaded(recipe: Recipe) -> tuple[Dataset, Dataset]:
+    with span("data"):
+        return recipe.data.load("train"), recipe.data.load("test")
 
 
 class Played(NamedTuple):
@@ -134,7 +153,8 @@ def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: i
     while not over():
         fed.begin(t, federated)
         phase = server.phase
-        with Untouched(server, f"the server program of {algorithm.name}", "the state it was handed"):
+        watch = Untouched(server, f"the server program of {algorithm.name}", "the state it was handed")
+        with span("aggregate"), watch:
             after = algorithm.round(server, fed)
         fed.close()
         server = after
@@ -154,16 +174,20 @@ class Run:
         folder: RunFolder,
         engine: Engine,
         device: torch.device,
+        workers: int | None,
         train: Dataset,
         test: Dataset,
         observer: Observer,
     ) -> None:
         torch.set_num_threads(recipe.threads)
         self.recipe, self.folder, self.observer = recipe, folder, observer
-        train = train.to(device)
+        with span("data"):
+            train = train.to(device)
         machines = machines_for(recipe, device, len(train))
+        if len(train):  # a server whose data is all at its sites has nothing to try on
+            machines = worthwhile(machines, recipe, train, observer.phase)
         self.machine = machines[0]
-        self.fed = engine(Stage(recipe, train, machines, folder.path, observer.said))
+        self.fed = engine(Stage(recipe, train, machines, workers, folder.path, observer.said))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.t, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
@@ -174,28 +198,34 @@ class Run:
 
     def complete(self) -> dict[str, Any]:
         """From the last checkpoint, or from nothing, to the result."""
-        with self.fed:
-            return self._complete()
+        try:
+            with self.fed:
+                return self._complete()
+        finally:
+            self.fed.stop()
 
     def _complete(self) -> dict[str, Any]:
         algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
         began = time.monotonic()
         server, t, federated = self._start()
         self.seconds -= began
-        self.observer.started(recipe, str(self.folder.path), t, self.machine.meter)
+        traffic = fed.ledger.report()[TRAINING]["bytes"]["total"]
+        self.observer.started(recipe, str(self.folder.path), t, self.machine.meter, traffic)
         checked, spent = time.monotonic(), 0.0
         started, trained = time.monotonic(), 0
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
-            if not model.params.finite():
-                raise TrainingError(
-                    f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
-                )
-            self.ema = self._averaged(server, model)
+            with span("aggregate"):
+                if not model.params.finite():
+                    raise TrainingError(
+                        f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
+                    )
+                self.ema = self._averaged(server, model)
             record = self._record(done, trained, time.monotonic() - started)
             if done.look:
                 self.observer.phase("evaluating")
-                self.metrics = self._evaluate(model, done.federated)
+                with span("evaluate"):
+                    self.metrics = self._evaluate(model, done.federated)
                 record["metrics"] = {name: m["value"] for name, m in self.metrics.items()}
             record["traffic"] = fed.ledger.close()
             record["seconds"] = {"round": record["seconds"], "total": time.monotonic() - started}
@@ -206,12 +236,14 @@ class Run:
             if done.over or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
                 self.observer.phase("checkpoint")
                 before = time.monotonic()
-                self._checkpoint(server, t, federated)
+                with span("checkpoint"):
+                    self._checkpoint(server, t, federated)
                 checked = time.monotonic()
                 spent = checked - before
                 self.observer.phase("training")
             started, trained = time.monotonic(), self.machine.meter.images
-        return self._finish(server, federated)
+        with span("checkpoint"):
+            return self._finish(server, federated)
 
     def _start(self) -> tuple[Server, int, int]:
         fed, recipe = self.fed, self.recipe
@@ -271,6 +303,7 @@ class Run:
         workbench = f"{t}" if state else None
         if workbench is not None:
             self.bench_state.write(workbench, state)
+        fed.settle()
         self.folder.save_checkpoint(
             Checkpoint(
                 t=t,
@@ -296,8 +329,10 @@ class Run:
         if self.ema is not None:
             save_model(self.ema, self.recipe, self.folder.path / "model-ema")
         ledger = self.fed.ledger.report()
-        records = self.folder.records()
-        per_round = [{k: r["traffic"][k] for k in ("parameters", "bytes")} for r in records]
+        images, per_round = 0, []
+        for record in self.folder.each_record():
+            images += record["images"]
+            per_round.append({k: record["traffic"][k] for k in ("parameters", "bytes")})
         self.folder.write_json("ledger.json", ledger | {"per_round": per_round})
         result = {
             "weights_sha256": weights_digest(model, self.digests),
@@ -305,7 +340,7 @@ class Run:
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
-            "images": sum(r["images"] for r in records),
+            "images": images,
             "seconds": self.seconds + time.monotonic(),
         }
         if self.recipe.algorithm.personal:

@@ -13,16 +13,18 @@ from safetensors import SafetensorError
 from effuse.core.errors import RunError
 
 
-def write_atomically(path: Path, blob: bytes) -> None:
-    """Write a file so that a crash at any moment leaves either the old one or the new one."""
+def write_atomically(path: Path, blob: bytes, wait: bool = True) -> None:
+    """Write a file so that a crash at any moment leaves either the old one or the new one; `wait` until a disk holds it."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with open(partial, "wb") as file:
             file.write(blob)
             file.flush()
-            os.fsync(file.fileno())
+            if wait:
+                os.fsync(file.fileno())
         os.replace(partial, path)
-        sync_file(path.parent)  # makes the rename last
+        if wait:
+            sync_file(path.parent)  # makes the rename last
     except OSError as error:
         raise disk_error(path, error) from None
     finally:

@@ -72,7 +72,7 @@ class RunFolder:
                 was, now = text(theirs, full=False), text(mine, full=False)
                 raise RunError(f"{self.path} was run with {key}={was}, not {now}; choose another --out")
 
-    def create(self, recipe: Recipe, name: str, engine: str, device: str, data: dict[str, str]) -> None:
+    def create(self, recipe: Recipe, name: str, engine: str, device: str, workers: int | None, data: dict[str, str]) -> None:
         """Claim the folder for a new run."""
         self.require_new()
         manifest = {
@@ -82,6 +82,7 @@ class RunFolder:
             "data_sha256": data,
             "engine": engine,
             "device": device,
+            "workers": workers,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()},
         }
@@ -116,7 +117,13 @@ class RunFolder:
         return result
 
     def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.rounds.read_text().splitlines()] if self.rounds.exists() else []
+        return list(self.each_record())
+
+    def each_record(self) -> Iterator[dict[str, Any]]:
+        """The lines of rounds.jsonl one by one: all of them at once would grow with rounds times clients."""
+        if self.rounds.exists():
+            with open(self.rounds) as file:
+                yield from map(json.loads, file)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoints"

@@ -5,9 +5,11 @@ from typing import Any
 
 from effuse.core.algorithm import Algorithm, Job
 from effuse.core.federation import Order
+from effuse.core.spans import span
 from effuse.core.spec import build, parse, text
 from effuse.core.wire import decode, encode, placed
 from effuse.engines.simulator import InProcess
+from effuse.engines.state import frame, unframe
 from effuse.engines.worker import Receipt
 
 
@@ -16,7 +18,8 @@ class Loopback(InProcess):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.worker.algorithm = build(parse(text(self.algorithm)), Algorithm, "algorithm")
+        for worker in self.workers:
+            worker.algorithm = build(parse(text(self.algorithm)), Algorithm, "algorithm")
 
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
@@ -25,14 +28,15 @@ class Loopback(InProcess):
         heads = {client: encode(order, Order) for client, order in orders.items()}
         for client, message in messages.items():
             if id(message) not in encoded:
-                encoded[id(message)] = encode(message, job.arguments, self.wire)
-            self._charge("down", client, message, len(heads[client]) + len(encoded[id(message)]))
+                with span("wire"):
+                    encoded[id(message)] = encode(message, job.arguments, self.wire)
+            self._charge("down", client, message, len(frame(heads[client])) + len(frame(encoded[id(message)])))
         return self._perform(job, {client: (heads[client], encoded[id(m)]) for client, m in messages.items()})
 
     def _perform(self, job: Job, requests: dict[int, tuple[bytes, bytes]]) -> Iterator[tuple[int, Any, str | None]]:
-        for client, request in requests.items():
-            receipt, blob = self.worker.handle(*request)
-            reply = decode(blob, job.returns)
-            self._charge("up", client, reply, len(receipt) + len(blob))
-            device = self.workbench.machine.device
-            yield client, placed(reply, device), decode(receipt, Receipt).snapshot
+        for client, answer in self._each(lambda worker, client: worker.handle(frame(*requests[client])), list(requests)):
+            with span("wire"):
+                receipt, blob = unframe(answer)
+                reply = placed(decode(blob, job.returns), self.workbench.machine.device)
+                self._charge("up", client, reply, len(answer))
+            yield client, reply, decode(receipt, Receipt).snapshot

@@ -37,13 +37,14 @@ class Finished:
 
 def run(
     recipe: str | Recipe, *, out: Path | str | None = None, engine: str = "simulator", device: str = "auto",
-    observer: Observer | None = None, **changes: Any,
+    workers: int | None = None, observer: Observer | None = None, **changes: Any,
 ) -> Finished:  # fmt: skip
     """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`."""
     name, chosen = find_recipe(recipe) if isinstance(recipe, str) else ("run", recipe)
     chosen = chosen.changed([f"{k}={v if isinstance(v, str) else text(v)}" for k, v in changes.items()])
     folder = new_folder(name) if out is None else Path(out)
-    return Finished(folder, driver.run(chosen, folder, name=name, engine=engine, device=device, observer=observer))
+    places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
+    return Finished(folder, driver.run(chosen, folder, name=name, **places, observer=observer))
 
 
 def new_folder(name: str) -> Path:

@@ -15,8 +15,8 @@ class Observer:
     def __exit__(self, *exception: Any) -> None:
         """Nothing to put away."""
 
-    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter) -> None:
-        """A run begins at round `first`."""
+    def started(self, recipe: Recipe, folder: str, first: int, meter: Meter, traffic: int) -> None:
+        """A run begins at round `first`; `traffic` bytes passed in the rounds before."""
 
     def phase(self, words: str) -> None:
         """What the run is doing now."""

@@ -15,10 +15,7 @@ from effuse.models.classify import Classify
 def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     """Raise what training or evaluating a resolved recipe would raise later."""
     refuse_model(recipe, train)
-    cohort = getattr(recipe.algorithm, "cohort", None)
-    if isinstance(cohort, int) and cohort > recipe.clients:
-        there = f"there are {recipe.clients}"
-        raise RecipeError(f"algorithm.cohort: {cohort} clients a round, but {there}; lower it or raise clients")
+    recipe.algorithm.ready(recipe.clients)
     if recipe.algorithm.personal and recipe.ema is not None:
         raise RecipeError(
             f"ema: {recipe.algorithm.name} has a model per client; average those by algorithm.local.ema instead"

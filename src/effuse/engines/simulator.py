@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,12 +13,15 @@ from effuse.core.errors import FederationError, TrainingError
 from effuse.core.federation import Federation, Order
 from effuse.core.machine import Machine
 from effuse.core.params import Params
+from effuse.core.spans import span
 from effuse.core.wire import each_params, through_wire
 from effuse.core.workbench import Client, Workbench
 from effuse.engines.slots import in_slots
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
 from effuse.engines.worker import Worker
+
+T = TypeVar("T")
 
 
 class InProcess(Federation):
@@ -41,6 +44,13 @@ class InProcess(Federation):
         self.worker = self.workers[0]
         self.streams = [machine.stream for machine in machines]
 
+    def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
+        """Do a job for every client on some worker, several at a time where there are several."""
+        return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
+
+    def stop(self) -> None:
+        self.workbench.machine.meter.stopped = True  # a fit that nobody waits for ends at its next step
+
     def _clients(self, machine: Machine) -> Callable[[int], Client]:
         def client(k: int) -> Client:
             if not 0 <= k < len(self.shards):
@@ -48,6 +58,11 @@ class InProcess(Federation):
             return Client(machine, self.rounds, k, self.shards[k])
 
         return client
+
+    def settle(self) -> None:
+        for client, name in self.snapshots.items():
+            if self.durable.get(client) != name:
+                self.worker.snapshots(client).settle(name)
 
     def pool(self) -> Shard:
         # in the data set's own order, so that the pool does not depend on how it was dealt out
@@ -69,7 +84,8 @@ class Simulator(InProcess):
             self._charge("down", client, messages[client])
             key = id(messages[client])
             if key not in arriving:
-                arriving[key] = through_wire(messages[client], self.wire)
+                with span("wire"):
+                    arriving[key] = through_wire(messages[client], self.wire)
         return self._perform(job, orders, {k: arriving[id(m)] for k, m in messages.items()})
 
     def _perform(
@@ -80,16 +96,19 @@ class Simulator(InProcess):
             with Untouched(messages[client], who, "the message it received", thorough=not self._proven[job.name]):
                 reply, snapshot = worker.perform(orders[client], messages[client])
             self._proven[job.name] = True
-            for params in each_params(reply):
-                if isinstance(params, Params) and not params.finite():
-                    raise TrainingError(f"{who}: client {client} answers with a non-finite number; lower the learning rate")
-            return through_wire(reply, self.wire), snapshot
+            with span("wire"):
+                for params in each_params(reply):
+                    if isinstance(params, Params) and not params.finite():
+                        raise TrainingError(
+                            f"{who}: client {client} answers with a non-finite number; lower the learning rate"
+                        )
+                return through_wire(reply, self.wire), snapshot
 
-        for client, (reply, snapshot) in in_slots(one, list(orders), self.workers, self.streams):
+        for client, (reply, snapshot) in self._each(one, list(orders)):
             self._charge("up", client, reply)
             yield client, reply, snapshot
 
 
 def on_disk(run: Path) -> Callable[[int], Snapshots]:
-    """Where each client of a run keeps its state."""
-    return lambda client: Snapshots(run / "clients" / str(client))
+    """Where each client of a run keeps its state; only what a checkpoint names must have reached the disk."""
+    return lambda client: Snapshots(run / "clients" / str(client), wait=False)

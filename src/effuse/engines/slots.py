@@ -1,14 +1,18 @@
-"""Several clients at a time on one GPU, each on a stream of its own; their answers still come in cohort order."""
+"""Several clients at a time on one GPU or CPU, each in a thread of its own; their answers still come in cohort order."""
 
+import queue
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
+from effuse.core.spans import WAITING, span
+
 Worker = TypeVar("Worker")
 T = TypeVar("T")
+AHEAD = 2  # answers that may wait for each worker: a worker need not rest while a slower one before it is at work
 
 
 def in_slots(
@@ -16,33 +20,54 @@ def in_slots(
     clients: Sequence[int],
     workers: Sequence[Worker],
     streams: Sequence[torch.cuda.Stream | None],
+    threads: int | None = None,
+    stop: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, T]]:
-    """Do a job for every client, at most one at a time on each worker; a round holds as many answers as there are workers."""
+    """Do a job for every client, at most one at a time on each worker; a round holds AHEAD answers a worker.
+
+    Workers of a GPU have a stream each, those of a CPU so many `threads` of torch each. When it goes wrong, or nobody wants the
+    answers any more, `stop` tells those at work.
+    """
     if len(workers) == 1:
         for client in clients:
             yield client, job(workers[0], client)
         return
-    free = deque(zip(workers, streams))
-    waiting: deque[tuple[int, tuple[Worker, Any], Future[T]]] = deque()
-    main = torch.cuda.current_stream()
+    free: queue.SimpleQueue[tuple[Worker, torch.cuda.Stream | None]] = queue.SimpleQueue()
+    for slot in zip(workers, streams):
+        free.put(slot)
+    main = torch.cuda.current_stream() if streams[0] is not None else None
 
-    def on_stream(worker: Worker, stream: Any, client: int) -> T:
-        with torch.cuda.stream(stream):
-            stream.wait_stream(main)
-            done = job(worker, client)
-            stream.synchronize()
-            return done
+    def one(client: int) -> T:
+        worker, stream = free.get()
+        try:
+            if stream is None:
+                return job(worker, client)
+            with torch.cuda.stream(stream):
+                stream.wait_stream(main)
+                done = job(worker, client)
+                stream.synchronize()
+                return done
+        finally:
+            free.put((worker, stream))
 
-    with ThreadPoolExecutor(len(workers)) as pool:
-        left = deque(clients)
+    begin = (lambda: None) if threads is None else lambda: torch.set_num_threads(threads)  # the number is each thread's own
+    pool = ThreadPoolExecutor(len(workers), initializer=begin)
+    left, waiting = deque(clients), deque[tuple[int, Future[T]]]()
+    try:
         while left or waiting:
-            while left and free:
-                client, slot = left.popleft(), free.popleft()
-                waiting.append((client, slot, pool.submit(on_stream, *slot, client)))
-            client, slot, future = waiting.popleft()
-            answer = future.result()
+            while left and len(waiting) < AHEAD * len(workers):
+                client = left.popleft()
+                waiting.append((client, pool.submit(one, client)))
+            client, future = waiting.popleft()
+            with span(WAITING):
+                answer = future.result()
             yield client, answer
-            # the server has used the answer on its own stream; only then may its memory serve the next client
-            main.synchronize()
+            if main is not None:
+                # the server has used the answer on its own stream; only then may its memory serve another client
+                main.synchronize()
             del answer, future
-            free.append(slot)
+    except BaseException:
+        stop()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -16,6 +16,7 @@ class Stage(NamedTuple):
     recipe: Recipe  # resolved
     train: Dataset
     machines: list[Eager]
+    workers: int | None  # processes for clients that live here; None: as the devices suggest
     folder: Path
     say: Callable[[str], None]  # tells whoever watches
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from effuse.core.errors import FederationError, WireError
 from effuse.core.params import Buffers, Params
 from effuse.core.wire import MESSAGES, decode, each_params, encode, is_message, message_name
-from effuse.engines.files import write_atomically, writing
+from effuse.engines.files import sync_file, write_atomically, writing
 
 KINDS: dict[str, Any] = {"params": Params, "buffers": Buffers, "tensor": Tensor, "scalar": bool | int | float | str | None}
 
@@ -26,10 +26,10 @@ def kind_of(value: Any, where: str) -> str:
 
 
 class Snapshots:
-    """One client's snapshots in a folder of its own."""
+    """One client's snapshots in a folder of its own, on disk when written, or when `settle` says so."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, wait: bool = True) -> None:
+        self.folder, self.wait = folder, wait
 
     def read(self, name: str | None) -> dict[str, Any]:
         """The state of that snapshot; None is the empty state of a client that has none yet."""
@@ -48,7 +48,13 @@ class Snapshots:
     def write(self, name: str, state: dict[str, Any]) -> None:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(name), pack_state(state))
+        write_atomically(self._path(name), pack_state(state), self.wait)
+
+    def settle(self, name: str) -> None:
+        """Wait until that snapshot would outlive a power cut."""
+        with writing(self.folder):
+            sync_file(self._path(name))
+            sync_file(self.folder)
 
     def prune(self, keep: set[str | None]) -> None:
         """Drop snapshots that neither the server's last word nor its last checkpoint names."""

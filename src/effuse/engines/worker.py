@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from effuse.core.algorithm import Algorithm, fields_of, job_of
+from effuse.core.errors import FederationError
 from effuse.core.federation import Order
 from effuse.core.rng import stream
+from effuse.core.spans import span
 from effuse.core.wire import decode, encode, message, placed
 from effuse.core.workbench import Client
-from effuse.engines.state import Snapshots
+from effuse.engines.state import Snapshots, frame, unframe
 from effuse.engines.untouched import Untouched
 
 
@@ -43,26 +45,38 @@ class Worker:
         """Do one job from the state that the order names; returns the reply and the snapshot of the state after it."""
         job = job_of(self.algorithm, order.job)
         client, kept = self.client(order.client), self.snapshots(order.client)
-        before = placed(kept.read(order.base), client.machine.device)
+        with span("checkpoint"):
+            before = placed(kept.read(order.base), client.machine.device)
         client.state = dict(before)
         client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
         try:
-            with Untouched(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place"):
+            watch = Untouched(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")
+            with span("client"), watch:
                 reply = getattr(self.algorithm, job.name)(client, **fields_of(arguments))
         finally:
             client.end()
         name = order.base
         if client.state.keys() != before.keys() or any(client.state[k] is not before[k] for k in before):
             name = f"{order.t}_{order.call}"
-            kept.write(name, client.state)
+            with span("checkpoint"):
+                kept.write(name, client.state)
         # only now: an order that names a state we do not have must cost us nothing
         kept.prune({order.base, order.durable, name})
         return reply, name
 
-    def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """The same through the wire format: an order and its arguments in, a receipt and its reply out."""
-        order = decode(head, Order)
-        job = job_of(self.algorithm, order.job)
-        device = self.client(order.client).machine.device
-        reply, snapshot = self.perform(order, placed(decode(body, job.arguments), device))
-        return encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire)
+    def handle(self, request: bytes) -> bytes:
+        """The same through the wire format."""
+        parts = unframe(request)
+        if len(parts) != 2:
+            raise FederationError(f"a request has {len(parts)} parts where an order and its arguments are expected")
+        return frame(*self.answer(*parts))
+
+    def answer(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """An order and its arguments in, a receipt and its reply out."""
+        with span("wire"):
+            order = decode(head, Order)
+            job = job_of(self.algorithm, order.job)
+            arguments = placed(decode(body, job.arguments), self.client(order.client).machine.device)
+        reply, snapshot = self.perform(order, arguments)
+        with span("wire"):
+            return encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire)

@@ -114,7 +114,7 @@ class Site:
         if self.worker is None:
             raise FederationError(f"client {self.client} was sent an order before the terms")
         torch.set_num_threads(self._threads)  # of this thread: thread count changes float sums
-        return self.worker.handle(head, body)
+        return self.worker.answer(head, body)
 
     def shard(self, recipe: Recipe, classes: tuple[str, ...]) -> Shard:
         """What this site trains on: all of its own data, or its share of the recipe's where sites are simulated."""
@@ -131,9 +131,9 @@ class Site:
         return Shard.whole(train.to(self.device))
 
     def _ready(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
-        self._threads = recipe.threads
         shard = self.shard(recipe, classes)
         machine = machines_for(recipe, self.device, len(shard))[0]
+        self._threads = machine.threads or recipe.threads  # as in a simulation, where clients share them
         kept = Snapshots(self.folder)
 
         def client(k: int) -> Client:

@@ -1,0 +1,23 @@
+"""`--profile`: a trace in the run folder, and where the time went."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from effuse.core.spans import Profile, profiling
+from effuse.engines.files import write_atomically
+
+
+@contextlib.contextmanager
+def profiled(folder: Path, wanted: bool) -> Iterator[Profile | None]:
+    """Measure what runs within; however it ends, its trace is left in the run folder."""
+    if not wanted:
+        yield None
+        return
+    try:
+        with profiling() as profile:
+            yield profile
+    finally:
+        if folder.is_dir():
+            write_atomically(folder / "trace.json", json.dumps(profile.trace(), separators=(",", ":")).encode())

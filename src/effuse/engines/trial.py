@@ -1,0 +1,72 @@
+"""Whether clients side by side on one GPU are worth having there: they must give the bits of one alone, and be faster."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from effuse.core.data import Dataset, Shard
+from effuse.core.machine import Machine, Work
+from effuse.core.recipe import Recipe
+from effuse.core.rng import Stream
+from effuse.engines.slots import in_slots
+
+M = TypeVar("M", bound=Machine)
+STEPS = 20  # of a trial
+GAIN = 1.05  # below that, several at a time only take memory
+SPARE = 0.8  # of the free memory that recordings may take
+
+
+def worthwhile(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Callable[[str], None]) -> list[M]:
+    """As many of a GPU's machines as pay, by a trial of the recipe's own step."""
+    solvers = recipe.algorithm.solvers()
+    if len(machines) == 1 or machines[0].stream is None or not solvers:
+        return list(machines)
+    solver = dataclasses.replace(solvers[0], epochs=None, steps=STEPS)
+    model = recipe.model.initial(Stream(("trial",))).to(machines[0].device)
+    shard = Shard(train, torch.arange(min(len(train), 2 * solver.batch)))
+
+    def trial(machine: M, owner: int) -> str:
+        net = machine.load(model, owner)
+        machine.fit(net, Work(solver=solver, shard=shard, lr=solver.lr, stream=Stream(("trial",)), place=0, where="trial"))
+        digest = machine.values(net)[0].digest()
+        machine.release(owner)
+        return digest
+
+    meter = machines[0].meter
+    counted = meter.images
+    try:
+        return settled(machines, trial, tell, room=lambda: torch.cuda.mem_get_info(machines[0].device)[0])
+    finally:
+        meter.images = counted  # nobody asked for this work
+
+
+def settled(
+    machines: Sequence[M], trial: Callable[[M, int], str], tell: Callable[[str], None], room: Callable[[], int]
+) -> list[M]:
+    """The most machines that fit, that all at once repeat what one does alone, and that together do more in the same time."""
+    free = room()
+    alone = trial(machines[0], 0)
+    taken = max(1, free - room())
+    began = time.perf_counter()
+    if trial(machines[0], 0) != alone:
+        tell("a recorded step does not repeat itself here, so clients go one at a time")
+        return list(machines[:1])
+    single = time.perf_counter() - began
+    n = min(len(machines), 1 + int(SPARE * room() // taken))
+    while n > 1:
+        some = machines[:n]
+        streams = [machine.stream for machine in some]
+        for _ in range(2):  # at first each records; the second time they really run together
+            began = time.perf_counter()
+            found = {digest for _, digest in in_slots(trial, range(n), some, streams, threads=some[0].threads)}
+            seconds = time.perf_counter() - began
+            if found != {alone}:
+                tell(f"{n} clients at a time would disturb each other here, so they go one at a time")
+                return list(machines[:1])
+        if n * single >= GAIN * seconds:
+            return list(some)
+        n //= 2
+    return list(machines[:1])

@@ -1,0 +1,92 @@
+"""Slots on trial, with stand-ins for a GPU's machines: what each trial gives and how long it takes is made up."""
+
+import threading
+import time
+import types
+
+import pytest
+import torch
+from toy import ToyUnet, toy_recipe
+
+from effuse.core.machine import Eager
+from effuse.engines.trial import settled, worthwhile
+
+GIB = 1 << 30
+
+
+def machines(n: int) -> list[types.SimpleNamespace]:
+    return [types.SimpleNamespace(stream=None, threads=1, name=i) for i in range(n)]
+
+
+def room(*left: int):
+    """Free memory as it is asked for: before the first recording, after it, and again after that."""
+    answers = iter(left)
+    return lambda: next(answers)
+
+
+def sleeping(machine: types.SimpleNamespace, owner: int) -> str:
+    time.sleep(0.02)
+    return "bits"
+
+
+def test_clients_that_do_not_hinder_each_other_all_run_at_a_time() -> None:
+    said: list[str] = []
+    assert len(settled(machines(4), sleeping, said.append, room(100 * GIB, 99 * GIB, 99 * GIB))) == 4 and not said
+
+
+def test_no_gain_no_slots() -> None:
+    """A lock makes four at a time take four times as long."""
+    lock = threading.Lock()
+
+    def trial(machine: types.SimpleNamespace, owner: int) -> str:
+        with lock:
+            return sleeping(machine, owner)
+
+    assert len(settled(machines(4), trial, lambda _: None, room(100 * GIB, 99 * GIB, 99 * GIB))) == 1
+
+
+def test_other_bits_than_alone_are_told_and_refused() -> None:
+    """Together, one machine gives something else, as happened when recordings shared scratch memory."""
+    said: list[str] = []
+
+    def trial(machine: types.SimpleNamespace, owner: int) -> str:
+        return "other bits" if machine.name == 2 else "bits"
+
+    assert len(settled(machines(4), trial, said.append, room(100 * GIB, 99 * GIB, 99 * GIB))) == 1
+    assert said == ["4 clients at a time would disturb each other here, so they go one at a time"]
+
+
+def test_a_step_that_does_not_repeat_runs_alone() -> None:
+    said, bits = [], iter("abc")
+    assert len(settled(machines(2), lambda m, k: next(bits), said.append, room(9 * GIB, 8 * GIB, 8 * GIB))) == 1
+    assert "does not repeat itself" in said[0]
+
+
+@pytest.mark.parametrize(("left", "n"), [(10, 3), (1, 1), (100, 4)])
+def test_memory_bounds_the_slots(left: int, n: int) -> None:
+    """The first recording took 4 GiB; with 10 GiB left, 0.8 x 10 / 4 = 2 more fit."""
+    assert len(settled(machines(4), sleeping, lambda _: None, room((left + 4) * GIB, left * GIB, left * GIB))) == n
+
+
+def test_a_cpu_needs_no_trial() -> None:
+    recipe = toy_recipe(model=ToyUnet(dropout=0.0))
+    two = [Eager(torch.device("cpu"), recipe.task) for _ in range(2)]
+    assert worthwhile(two, recipe, recipe.data.load("train"), pytest.fail) == two
+
+
+def test_the_trial_is_a_fit_of_the_recipes_own_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = toy_recipe(model=ToyUnet(dropout=0.0))
+    train = recipe.data.load("train")
+    recipe = recipe.resolved(train)
+    two = [Eager(torch.device("cpu"), recipe.task) for _ in range(2)]
+    for machine in two:
+        machine.meter, machine.threads, machine.stream = two[0].meter, 1, object()
+    digests = []
+
+    def tried(machines, trial, tell, room):
+        digests.extend(trial(machine, i) for i, machine in enumerate(machines))
+        return list(machines)
+
+    monkeypatch.setattr("effuse.engines.trial.settled", tried)
+    assert worthwhile(two, recipe, train, pytest.fail) == two
+    assert digests[0] == digests[1] and two[0].meter.images == 0
