@@ -53,7 +53,7 @@ class Town:
         """A recipe as a file that `serve` takes."""
         place = self.folder / "recipe"
         place.mkdir()
-        RunFolder(place).create(recipe, "toy", "served", "cpu", {})
+        RunFolder(place).create(recipe, "toy", "served", "cpu", None, {})
         return str(place / "manifest.json")
 
     def said(self, log: str) -> str:

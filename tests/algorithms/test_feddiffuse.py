@@ -200,9 +200,9 @@ def test_the_bytes_of_a_udec_encoder_never_leave_its_client(tmp_path, monkeypatc
         write(kept, name, state)
 
     def watched_handle(worker, head, body):
-        answer = handle(worker, head, body)
-        answers.append(b"".join(answer))
-        return answer
+        receipt, reply = handle(worker, head, body)
+        answers.append(receipt + reply)
+        return receipt, reply
 
     monkeypatch.setattr(Worker, "handle", watched_handle)
     monkeypatch.setattr(Snapshots, "write", watched_write)

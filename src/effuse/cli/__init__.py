@@ -33,7 +33,19 @@ def main() -> None:
     try:
         # each registers its command
         from effuse.cli import (  # noqa: F401
-            bound, check, evaluate, export, join, keys, list, prune, reproduce, resume, run, sample, serve,
+            bound,
+            check,
+            evaluate,
+            export,
+            join,
+            keys,
+            list,
+            prune,
+            reproduce,
+            resume,
+            run,
+            sample,
+            serve,
         )  # fmt: skip
 
         code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
@@ -68,11 +80,12 @@ def _commands() -> click.Command:
 
 
 def _leaves(command: click.Command) -> Iterator[click.Command]:
-    if not isinstance(command, click.Group):
+    """Commands that do something, within groups of them too."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from _leaves(inner)
+    else:
         yield command
-        return
-    for below in command.commands.values():
-        yield from _leaves(below)
 
 
 def _usage(error: click.UsageError) -> str:

@@ -1,6 +1,5 @@
 """`effuse serve`: run a federation whose clients are at their sites."""
 
-import json
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ import typer
 
 from effuse.cli import app
 from effuse.cli.options import Clients, Device, Json, Quiet, Rounds, Seed, Settings, chosen
-from effuse.cli.progress import show_result, watched
+from effuse.cli.progress import tell, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.engines import driver, flower
@@ -68,7 +67,4 @@ def serve(
             result = driver.resume(folder, observer=observer, served=engine)
         else:
             result = driver.run(wanted, folder, name=name, device=device, observer=observer, served=engine)
-    if as_json:
-        print(json.dumps({"run": str(folder)} | result))
-    elif not quiet:
-        show_result(result, folder)
+    tell(result, folder, None, as_json, quiet)

@@ -190,7 +190,7 @@ class Run:
             train = train.to(device)
         self.machines = machines_for(recipe, device, len(train))
         self.machine = self.machines[0]
-        self.fed = engine(Stage(recipe, train, self.machines, folder.path, observer.said, workers))
+        self.fed = engine(Stage(recipe, train, self.machines, workers, folder.path, observer.said))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())

@@ -16,9 +16,9 @@ class Stage(NamedTuple):
     recipe: Recipe  # resolved
     train: Dataset
     machines: list[Eager]
+    workers: int | None  # processes for clients that live here; None: as the devices suggest
     folder: Path
     say: Callable[[str], None]  # tells whoever watches
-    workers: int | None = None  # processes, where clients live on this machine
 
 
 Engine = Callable[[Stage], Federation]

@@ -68,7 +68,8 @@ class Worker:
         with span("wire"):
             order = decode(head, Order)
             job = job_of(self.algorithm, order.job)
-            arguments = placed(decode(body, job.arguments), self.client(order.client).machine.device)
+            device = self.client(order.client).machine.device  # an order for another client is not even read
+            arguments = placed(decode(body, job.arguments), device)
         reply, snapshot = self.perform(order, arguments)
         with span("wire"):
             return encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire)

@@ -58,7 +58,7 @@ def test_only_what_was_allowed_is_accepted(tmp_path):
         with pytest.raises(FederationError, match="accepts .* only"):
             site_at(tmp_path / "b", consent=Consent.given(None, wrong)).enrol(hello)
     (tmp_path / "run").mkdir()
-    RunFolder(tmp_path / "run").create(recipe, "toy", "served", "cpu", {})
+    RunFolder(tmp_path / "run").create(recipe, "toy", "served", "cpu", None, {})
     consent = Consent.given(tmp_path / "run" / "manifest.json", None)
     site_at(tmp_path / "c", consent=consent).enrol(hello)
     with pytest.raises(FederationError, match="seed is 1 there and 0 here"):

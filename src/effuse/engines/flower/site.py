@@ -131,9 +131,9 @@ class Site:
         return Shard.whole(train.to(self.device))
 
     def _ready(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
-        self._threads = recipe.threads
         shard = self.shard(recipe, classes)
         machine = machines_for(recipe, self.device, len(shard))[0]
+        self._threads = machine.threads or recipe.threads  # as in a simulation, where clients share them
         kept = Snapshots(self.folder)
 
         def client(k: int) -> Client:
