@@ -54,9 +54,10 @@ class Synthetic:
 
 @message
 class Gathering(Server):
-    """The global model, the clients that a phase has yet to turn to, and the auxiliary set so far."""
+    """The global model, the clients that are yet to be turned to or asked for their models, and the auxiliary set so far."""
 
     pending: tuple[int, ...] = ()
+    warmed: tuple[int, ...] = ()
     auxiliary: Synthetic | None = None
 
 
@@ -99,17 +100,18 @@ class Synthesising(Algorithm, ABC):
 
     def prepare(self, server: Gathering, fed: Federation, then: str = FEDERATE) -> Gathering:
         """One round of warm-up, or of synthesis from it, for the next few clients: no more than their models lie about."""
-        now, pending = server.pending[: self.group], server.pending[self.group :]
         if server.phase == WARM_UP:
-            for _ in fed.ask(self.warm_up, now, arch=server.model.arch):
-                pass
-            return dataclasses.replace(server, phase=SYNTHESIS)
+            now, pending = server.pending[: self.group], server.pending[self.group :]
+            # and not all of them: a client whose answer is lost has kept no model
+            warmed = tuple(k for k, _ in fed.ask(self.warm_up, now, arch=server.model.arch))
+            return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
         drawn = [] if server.auxiliary is None else [server.auxiliary]
-        for k, upload in fed.ask(self.upload, now):  # one model at a time
+        for k, upload in fed.ask(self.upload, server.warmed):  # one model at a time
             n = max(1, round(self.share * upload.size))
             drawn.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, upload.histogram))
             del upload
-        return dataclasses.replace(server, auxiliary=together(drawn), pending=pending, phase=WARM_UP if pending else then)
+        phase = WARM_UP if server.pending else then
+        return dataclasses.replace(server, auxiliary=together(drawn), warmed=(), phase=phase)
 
     @on_client
     def warm_up(self, client: Client, arch: Arch) -> Warm:
