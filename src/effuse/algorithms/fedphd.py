@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
-from effuse.core.errors import RecipeError
+from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
 from effuse.core.ledger import CLIENT_EDGE
 from effuse.core.model import Model
@@ -51,6 +51,10 @@ class Told:
     """A client's histogram as it leaves the client: all that anybody learns of its labels."""
 
     counts: Tensor
+
+    def __post_init__(self) -> None:
+        if self.counts.dim() != 1 or (not self.counts.is_meta and bool((self.counts < 0).any())):
+            raise WireError(f"told: {self.counts.tolist()} are not images of each class; counts are not negative")
 
     @property
     def histogram(self) -> tuple[float, ...]:

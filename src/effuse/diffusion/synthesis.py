@@ -12,7 +12,7 @@ from torch import Tensor
 
 from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
 from effuse.core.data import Dataset, Shard
-from effuse.core.errors import RecipeError
+from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model
@@ -76,6 +76,11 @@ class Upload:
     model: Model
     size: int
     histogram: tuple[int, ...] | None  # images of each class, where the model is told classes
+
+    def __post_init__(self) -> None:
+        counts, classes = (self.size,) if self.histogram is None else self.histogram, self.model.arch.shape.classes
+        if self.size < 1 or any(h < 0 for h in counts) or sum(counts) != self.size or len(counts) > max(1, classes):
+            raise WireError(f"upload: {self.size} images cannot be {list(counts)} in {classes} classes")
 
 
 @spec

@@ -1,5 +1,6 @@
 """Algorithms when a client's answer is lost: what it had told or kept is missing, and nothing else is."""
 
+import copy
 import dataclasses
 import json
 
@@ -111,18 +112,41 @@ def test_an_evaluation_goes_on_without_a_silent_client(tmp_path):
     assert found["fid_pixels_pooled"]["protocol"]["generated"] == 6
 
 
-def test_a_warm_up_model_of_another_network_is_refused(tmp_path):
-    """What `upload` answers with depends on what was kept before: a client that sends a wider network is left out."""
+WRONG = {  # algorithm, which answer of client 1, its type, what it becomes, why it is refused
+    "another network": (
+        "fedddpm", 2, Upload, lambda sent: dataclasses.replace(sent, model=wider(sent.model)),
+        "it brings the networks toy_unet",
+    ),
+    "no images": ("fedddpm", 2, Upload, lambda sent: changed(sent, size=0), "upload: 0 images cannot be"),
+    "images that are not of its number": ("fedddpm", 2, Upload, lambda sent: changed(sent, histogram=(1, 1)), "cannot be [1, 1]"),
+    "fewer than none": ("fedphd, pruned in the middle", 1, Told, lambda sent: changed(sent, counts=-sent.counts), "are not negative"),
+}  # fmt: skip
+
+
+def wider(model):
+    return dataclasses.replace(model.arch, width=5).initial(Stream(("wide",)))
+
+
+def changed(sent, **values):
+    """A message as no constructor of ours would make it."""
+    made = copy.copy(sent)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_cannot_be_meant_is_refused_as_if_it_had_not_come(kind, tmp_path):
+    """What `upload` answers with is known from what was kept before; counts are judged when they are read."""
+    name, number, hint, spoil, reason = WRONG[kind]
     post = FakePost(tmp_path / "sites", 3)
 
     def fault(client, n, letter):
-        if (client, n) != (1, 2):  # its answers are: warm_up, upload
+        if (client, n) != (1, number):
             return letter
-        sent = decode(letter.body, Upload)
-        wide = dataclasses.replace(sent.model.arch, width=5).initial(Stream(("wide",)))
-        return letter._replace(body=encode(dataclasses.replace(sent, model=wide), Upload))
+        return letter._replace(body=encode(spoil(decode(letter.body, hint)), hint))
 
     post.fault = fault
-    run_over(post, toy_recipe(algorithm=ALGORITHMS["fedddpm"], rounds=1, reproducible=True), tmp_path / "run", HASTY)
+    run_over(post, toy_recipe(algorithm=ALGORITHMS[name], rounds=1, reproducible=True), tmp_path / "run", HASTY)
     log = (tmp_path / "run" / "federation.log").read_text()
-    assert "job 'upload': client 1's answer is rejected: it brings the networks toy_unet" in log
+    assert any("client 1's answer is rejected" in line and reason in line for line in log.splitlines())
