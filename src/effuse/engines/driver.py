@@ -65,8 +65,7 @@ def run(
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
     if engine == "flower":
         flower.require()
-    if workers is not None and (served or engine == "flower"):
-        raise RecipeError(f"--workers {workers}: over Flower every client has a process of its own; leave it out")
+    _refuse_workers(workers, engine, served)
     place = pick_device(device)
     folder = RunFolder(out)
     folder.require_new()
@@ -102,6 +101,7 @@ def resume(
         raise RunError(f"{out}: this run's clients are {'at their sites' if engine == SERVED else 'all here'}; use `{how}`")
     if served is None and engine not in ENGINES:
         raise RunError(f"{out}: its manifest names the engine {engine!r}; valid: {', '.join(ENGINES)}")
+    _refuse_workers(workers, engine, served)
     folder = RunFolder(out)
     with folder.locked():
         if folder.result.exists():
@@ -112,6 +112,11 @@ def resume(
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
         workers = workers or manifest.get("workers")
         return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer or Observer()).complete()
+
+
+def _refuse_workers(workers: int | None, engine: str, served: Engine | None) -> None:
+    if workers is not None and (served or engine == "flower"):
+        raise RecipeError(f"--workers {workers}: over Flower every client has a process of its own; leave it out")
 
 
 def _loaded(recipe: Recipe) -> tuple[Dataset, Dataset]:
