@@ -22,7 +22,7 @@ from effuse.core.machine import Eager
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import driver, files
+from effuse.engines import driver, files, rounds
 from effuse.engines.folder import RunFolder
 from effuse.models import saved
 from effuse.recipes import catalogue
@@ -34,7 +34,7 @@ UNFINISHED = "RunError: run is not finished and has no model yet; finish it with
 
 @pytest.fixture(autouse=True)
 def checkpoint_every_round(monkeypatch):
-    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
 
 
 @pytest.fixture

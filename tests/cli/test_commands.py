@@ -21,7 +21,7 @@ from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.core.spec import registry
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import driver
+from effuse.engines import rounds
 from effuse.engines.folder import RunFolder
 from effuse.metrics.classifier import Classifier
 
@@ -213,7 +213,7 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
 
 def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, monkeypatch):
     """Interrupted after its first round and resumed, the second round's line tells the traffic of both."""
-    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
     recipe, append = toy_file(algorithm=ToyStateful(local=ADAM)), RunFolder.append
 
     def last(out: str) -> str:

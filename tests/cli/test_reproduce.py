@@ -10,7 +10,7 @@ from effuse.algorithms.feddiffuse import Full, UDec
 from effuse.core.errors import RecipeError
 from effuse.core.recipe import Recipe
 from effuse.core.table import Cell, Scale, Table
-from effuse.engines import driver
+from effuse.engines import driver, rounds
 from effuse.engines.folder import RunFolder
 from effuse.recipes import catalogue, tables
 
@@ -80,7 +80,7 @@ def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, 
 
 def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):
     """Ctrl-C in the second round: the same command goes on from the checkpoint, to the weights of an undisturbed one."""
-    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
     line = "reproduce toy.table --only method=udec,clients=3 --json"
     quiet = effuse(f"{line} --out quiet").json["cells"][3]
     append = RunFolder.append

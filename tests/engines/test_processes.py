@@ -21,7 +21,7 @@ from effuse.core.recipe import Evaluate
 from effuse.core.solvers import SGD
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import driver, processes
+from effuse.engines import processes, rounds
 from effuse.engines.driver import resume, run
 from effuse.engines.folder import RunFolder
 from effuse.engines.observer import Observer
@@ -92,7 +92,7 @@ class Killer(Observer):
 
 
 def test_a_worker_that_dies_ends_the_run_in_a_sentence_and_it_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
     told = r"round [12]: worker process [12] of 2 was killed by SIGKILL; .*`effuse resume .*run` goes on from the last"
     with pytest.raises(RunError, match=told):
         run(toy_recipe(algorithm=ToyStateful(local=ADAM), rounds=3), tmp_path / "run", workers=2, observer=Killer(1))

@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends as if nothing had happened."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,12 +17,13 @@ from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.scaffold import Scaffold
+from effuse.core.algorithm import Server
 from effuse.core.errors import FederationError, RunError
 from effuse.core.machine import Eager
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import driver
+from effuse.engines import rounds
 from effuse.engines.driver import resume, run
 from effuse.engines.folder import RunFolder
 
@@ -180,7 +182,7 @@ def lines(folder):
 
 @pytest.fixture(autouse=True)
 def checkpoint_every_round(monkeypatch):
-    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +247,7 @@ def test_a_checkpoint_names_only_states_that_the_disk_holds(tmp_path, monkeypatc
 
 def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
     """Only the first round is checkpointed; the states that it names must outlive three more rounds."""
-    monkeypatch.setattr(driver, "CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 0.0)
     quiet, quiet_lines = undisturbed("stateful")
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 8)
     assert resume(tmp_path / "run")["weights_sha256"] == quiet["weights_sha256"]
@@ -277,6 +279,16 @@ def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
     newest = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:-10])
     with pytest.raises(RunError, match="cannot be read .* restore it from a backup, or start a new run"):
+        resume(tmp_path / "run")
+
+
+def test_a_checkpoint_of_a_version_whose_algorithm_kept_another_state_is_told(tmp_path, monkeypatch):
+    """LocalOnly once kept no more than a model; now it remembers whom it has met."""
+    killed_run(RECIPES["local only"], tmp_path / "run", monkeypatch, "checkpointed", 2)
+    folder = RunFolder(tmp_path / "run")
+    saved = folder.load_checkpoint()
+    folder.save_checkpoint(dataclasses.replace(saved, server=Server(saved.server.model)))
+    with pytest.raises(RunError, match="holds a Server, and local_only now works on a Begun; finish it with the version"):
         resume(tmp_path / "run")
 
 

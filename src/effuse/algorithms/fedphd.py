@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
-from effuse.core.errors import RecipeError
+from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
 from effuse.core.ledger import CLIENT_EDGE
 from effuse.core.model import Model
@@ -52,6 +52,14 @@ class Told:
 
     counts: Tensor
 
+    def __post_init__(self) -> None:
+        if self.counts.dim() != 1 or (not self.counts.is_meta and bool((self.counts < 0).any())):
+            raise WireError(f"told: {self.counts.tolist()} are not images of each class; counts are not negative")
+
+    @property
+    def histogram(self) -> tuple[float, ...]:
+        return tuple(map(float, self.counts.tolist()))
+
 
 @message
 class Kept:
@@ -65,6 +73,7 @@ class Choice:
     """The edges in the order in which a client would go to them."""
 
     edges: tuple[int, ...]
+    told: Told | None = None  # its histogram, where the answer that told it was lost
 
 
 @message
@@ -154,7 +163,7 @@ class FedPhD(Algorithm, name="fedphd"):
 
     def round(self, server: Tree, fed: Federation) -> Server:
         if server.phase == ENROL:
-            told = {n: tuple(map(float, answer.counts.tolist())) for n, answer in fed.ask(self.enrol, fed.clients)}
+            told = {n: answer.histogram for n, answer in fed.ask(self.enrol, fed.clients)}
             return dataclasses.replace(server, told=told, phase=FEDERATE)
         r = fed.federated + 1
         edges, here = list(server.edges), self._reached(r)
@@ -162,7 +171,7 @@ class FedPhD(Algorithm, name="fedphd"):
             if edges[e].theta is None:  # the first round of a cycle, or the first after an outage
                 edges[e] = dataclasses.replace(edges[e], theta=fed.carry("down", e, server.model))
         cohort = fed.sample(self.cohort)
-        at = self._chosen(server, fed, cohort, here)
+        server, at = self._chosen(server, fed, cohort, here)
         self._train(server, fed, edges, at)
         if r % self.r_e == 0:
             for e in here:
@@ -173,12 +182,16 @@ class FedPhD(Algorithm, name="fedphd"):
             return dataclasses.replace(server, edges=tuple(edges))
         return self._in_the_cloud(server, fed, r, {e: edges[e] for e in here if sum(edges[e].counts) > 0})
 
-    def _chosen(self, server: Tree, fed: Federation, cohort: Sequence[int], here: Sequence[int]) -> dict[int, int]:
+    def _chosen(
+        self, server: Tree, fed: Federation, cohort: Sequence[int], here: Sequence[int]
+    ) -> tuple[Tree, dict[int, int]]:
         """The edge that each client goes to: the one it chose or, where that is silent, its next-best."""
         # one snapshot for all clients of the round: the published balance of load comes out only so
         q = torch.tensor([edge.counts for edge in server.edges])
-        answers = fed.ask(self.choose, cohort, q=q, scale=self._scale(server))
-        return {n: next(e for e in choice.edges if e in here) for n, choice in answers}
+        choices = dict(fed.ask(self.choose, cohort, q=q, scale=self._scale(server)))
+        late = {n: choice.told.histogram for n, choice in choices.items() if choice.told is not None}
+        at = {n: next(e for e in choice.edges if e in here) for n, choice in choices.items()}
+        return dataclasses.replace(server, told=server.told | late), at
 
     def _train(self, server: Tree, fed: Federation, edges: list[Edge], at: Mapping[int, int]) -> None:
         """Local training at the edges' models; what comes back waits, in a weighted mean, for the edge to aggregate."""
@@ -186,13 +199,17 @@ class FedPhD(Algorithm, name="fedphd"):
         orders = {e: {"theta": edges[e].theta, "sparse": sparse} for e in set(at.values())}
         means = {e: Mean(edges[e].waiting, edges[e].weight) for e in orders}
         w = {n: self._weight(server.told[n], self._scale(server)) for n in at}
+        heard: list[int] = []
         for n, trained in fed.ask_each(self.train, {n: orders[e] for n, e in at.items()}):
+            heard.append(n)
             alike = not any(w[m] for m in at if at[m] == at[n])  # ReLU left nobody at this edge
             if alike or w[n]:
                 means[at[n]].add(trained.theta, 1.0 if alike else w[n])
             del trained  # or it would live on while the next one is made
         for e, average in means.items():
-            counts = np.sum([server.told[n] for n in at if at[n] == e], axis=0)
+            if not average.total:  # nobody who went there answered
+                continue
+            counts = np.sum([server.told[n] for n in heard if at[n] == e], axis=0)
             counts = counts + np.array(edges[e].waiting_counts or 0.0)
             edges[e] = dataclasses.replace(
                 edges[e], waiting=average.value, weight=average.total, waiting_counts=tuple(counts.tolist())
@@ -220,19 +237,20 @@ class FedPhD(Algorithm, name="fedphd"):
 
     @on_client
     def enrol(self, client: Client) -> Told:
-        if "told" not in client.state:
-            told = self.histogram.told(client.data.histogram, client.stream("histogram"))
-            client.state["told"] = Kept(tuple(told))
-        return Told(torch.tensor(client.state["told"].counts))
+        # the same noise in whatever round it is asked for: an answer that was lost, or came late, cost its epsilon already
+        told = self.histogram.told(client.data.histogram, client.lasting("histogram"))
+        client.state["told"] = Kept(tuple(told))
+        return Told(torch.tensor(told))
 
     @on_client
     def choose(self, client: Client, q: Tensor, scale: float) -> Choice:
+        late = None if "told" in client.state else self.enrol(client)
         edges, own = q.cpu().numpy().astype(np.float64), np.array(client.state["told"].counts)
         P = chances(own, edges, self.a, self.b, self._target(len(own)), scale)
         if self.selection == "random":
             P = np.full(len(edges), 1 / len(edges))
         first = int(client.stream("edge").numpy().choice(len(edges), p=P))
-        return Choice((first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: -P[e])))
+        return Choice((first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: -P[e])), late)
 
     @on_client
     def train(self, client: Client, theta: Model, sparse: bool) -> Trained:

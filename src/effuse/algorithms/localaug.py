@@ -8,7 +8,7 @@ from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.federation import Federation
 from effuse.core.model import Model
-from effuse.core.params import mean
+from effuse.core.params import Mean
 from effuse.core.spec import spec
 from effuse.core.workbench import Client
 from effuse.diffusion.synthesis import Gathering, Synthesising, Synthetic, joined
@@ -26,24 +26,37 @@ class LocalAug(Synthesising, FedAvg, name="localaug"):
             return self.prepare(server, fed, then=SHARING)
         if server.phase == SHARING:
             return self.shared(server, fed)
-        updates = fed.ask(self.train, fed.sample(self.cohort), model=server.model)
-        return dataclasses.replace(server, model=mean((u.model, u.weight) for _, u in updates))
+        # `pending` are those who have no share yet, since their answer was lost: it goes with the model
+        usual, A = {"model": server.model, "share": None}, self.split(server, fed) if server.pending else {}
+        S = fed.sample(self.cohort)
+        asked = {k: {"model": server.model, "share": A[k]} if k in server.pending else usual for k in S}
+        average, heard = Mean[Model](), set()
+        for k, u in fed.ask_each(self.train, asked):
+            average.add(u.model, u.weight)
+            heard.add(k)
+            del u  # or it would live on while the next one is made
+        pending = tuple(k for k in server.pending if k not in heard)
+        return dataclasses.replace(server, model=average.value, pending=pending)
 
     def shared(self, server: Gathering, fed: Federation) -> Server:
-        """A_i: an even split of A, shuffled, so that a client's share comes from all."""
+        """Every client its share."""
+        heard = {k for k, _ in fed.ask_each(self.keep, {k: {"share": A_i} for k, A_i in self.split(server, fed).items()})}
+        return dataclasses.replace(server, phase=FEDERATE, pending=tuple(k for k in fed.clients if k not in heard))
+
+    def split(self, server: Gathering, fed: Federation) -> dict[int, Synthetic]:
+        """A_i: an even split of A, shuffled, so that a client's share comes from all; the same in every round."""
         A = server.auxiliary
-        order = torch.from_numpy(fed.workbench.stream("split").numpy().permutation(len(A)))
-        shares = {k: {"share": A.rows(some)} for k, some in zip(fed.clients, order.tensor_split(len(fed.clients)))}
-        for _ in fed.ask_each(self.keep, shares):
-            pass
-        return dataclasses.replace(server, phase=FEDERATE)
+        order = torch.from_numpy(fed.workbench.lasting("split").numpy().permutation(len(A)))
+        return {k: A.rows(some) for k, some in zip(fed.clients, order.tensor_split(len(fed.clients)))}
 
     @on_client
     def keep(self, client: Client, share: Synthetic) -> None:
         client.state[SHARE] = share
 
     @on_client
-    def train(self, client: Client, model: Model) -> Update:
+    def train(self, client: Client, model: Model, share: Synthetic | None) -> Update:
+        if share is not None:
+            client.state[SHARE] = share
         net = client.load(model)
         fit = client.fit(net, self.local, joined(client.data, client.state[SHARE]))
         return Update(client.unload(net), self.weight(client), fit.loss)

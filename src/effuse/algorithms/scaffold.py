@@ -59,13 +59,13 @@ class Scaffold(FedAvg, name="scaffold"):
 
     def round(self, server: Controlled, fed: Federation) -> Server:
         x, c, S = server.model, server.c, fed.sample(self.cohort)
-        y, dc = Mean[Model](), Mean[Params]()
+        y, dc = Mean[Model](), Mean[Params]()  # over those of S who answer
         for _, update in fed.ask(self.train, S, x=x, c=c):
             y.add(update.y, update.weight)
             dc.add(update.dc, 1.0)
             del update  # or it would live on while the next one is made
         step = y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g)
-        return Controlled(step, c=c + (len(S) / len(fed.clients)) * dc.value)
+        return Controlled(step, c=c + (dc.total / len(fed.clients)) * dc.value)
 
     @on_client
     def train(self, client: Client, x: Model, c: Params) -> Corrected:

@@ -46,6 +46,10 @@ class Workbench:
         self._calls += 1
         return self._address.child(self._calls, purpose)
 
+    def lasting(self, purpose: str) -> Stream:
+        """A stream that is the same in every round: what is drawn from it again is what was drawn before."""
+        return Stream((*self._address.key[:1], "lasting", self.id, purpose), self._address.secret)
+
     def initial(self, arch: Arch) -> Model:
         """A model to start from, with random weights of this place's own."""
         return self.machine.initial(arch, self.stream("initial"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
 from effuse.core.data import Dataset, Shard
-from effuse.core.errors import RecipeError
+from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model
@@ -54,9 +54,10 @@ class Synthetic:
 
 @message
 class Gathering(Server):
-    """The global model, the clients that a phase has yet to turn to, and the auxiliary set so far."""
+    """The global model, the clients that are yet to be turned to or asked for their models, and the auxiliary set so far."""
 
     pending: tuple[int, ...] = ()
+    warmed: tuple[int, ...] = ()
     auxiliary: Synthetic | None = None
 
 
@@ -75,6 +76,11 @@ class Upload:
     model: Model
     size: int
     histogram: tuple[int, ...] | None  # images of each class, where the model is told classes
+
+    def __post_init__(self) -> None:
+        counts, classes = (self.size,) if self.histogram is None else self.histogram, self.model.arch.shape.classes
+        if self.size < 1 or any(h < 0 for h in counts) or sum(counts) != self.size or len(counts) > max(1, classes):
+            raise WireError(f"upload: {self.size} images cannot be {list(counts)} in {classes} classes")
 
 
 @spec
@@ -99,17 +105,18 @@ class Synthesising(Algorithm, ABC):
 
     def prepare(self, server: Gathering, fed: Federation, then: str = FEDERATE) -> Gathering:
         """One round of warm-up, or of synthesis from it, for the next few clients: no more than their models lie about."""
-        now, pending = server.pending[: self.group], server.pending[self.group :]
         if server.phase == WARM_UP:
-            for _ in fed.ask(self.warm_up, now, arch=server.model.arch):
-                pass
-            return dataclasses.replace(server, phase=SYNTHESIS)
+            now, pending = server.pending[: self.group], server.pending[self.group :]
+            # and not all of them: a client whose answer is lost has kept no model
+            warmed = tuple(k for k, _ in fed.ask(self.warm_up, now, arch=server.model.arch))
+            return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
         drawn = [] if server.auxiliary is None else [server.auxiliary]
-        for k, upload in fed.ask(self.upload, now):  # one model at a time
+        for k, upload in fed.ask(self.upload, server.warmed):  # one model at a time
             n = max(1, round(self.share * upload.size))
             drawn.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, upload.histogram))
             del upload
-        return dataclasses.replace(server, auxiliary=together(drawn), pending=pending, phase=WARM_UP if pending else then)
+        phase = WARM_UP if server.pending else then
+        return dataclasses.replace(server, auxiliary=together(drawn), warmed=(), phase=phase)
 
     @on_client
     def warm_up(self, client: Client, arch: Arch) -> Warm:

@@ -10,10 +10,10 @@ from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.engines.device import cpu_slots
-from effuse.engines.driver import Played, figures, played
 from effuse.engines.evaluation import wanted_samples
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
+from effuse.engines.rounds import Played, figures, played
 from effuse.engines.state import bytes_in
 from effuse.metrics.cost import activation_bytes, layer_macs, macs, parameters
 

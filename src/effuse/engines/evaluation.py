@@ -79,8 +79,11 @@ class Evaluator:
     def look_at_images(self, images: Images) -> dict[str, Any]:
         """The recipe's metrics of samples, of a random choice of images that are there already, as far as they go."""
         order = torch.from_numpy(Stream(("images",)).numpy().permutation(len(images)))
-        metrics = tuple(replace(m, n=min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
-        return {name: report(m) for name, m in self.measure(images.rows(order), None, metrics).items()}
+        return {name: report(m) for name, m in self.measure(images.rows(order), None, self._as_far_as(images)).items()}
+
+    def _as_far_as(self, images: Images) -> tuple[Metric, ...]:
+        """The recipe's metrics of samples, of no more than there are."""
+        return tuple(replace(m, n=min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
 
     def look_at_clients(
         self, fed: Federation, model: Model, pictures: Path, average: bool = False
@@ -108,7 +111,8 @@ class Evaluator:
             values = [m[name].value for m in each]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             found[name] = report(each[0][name]) | {"value": statistics.fmean(values), "std": spread, "clients": values}
-        for name, m in self.measure(in_turn(shares), None).items():
+        pool = in_turn(shares)  # fewer than wanted where a client was silent
+        for name, m in self.measure(pool, None, self._as_far_as(pool)).items():
             found[f"{name}_pooled"] = report(m)
             found[f"{name}_pooled"]["protocol"] = m.protocol | {"clients": len(shares)}
         return found, digests

@@ -12,11 +12,11 @@ from effuse.core.rng import Stream
 from effuse.core.spec import with_values
 from effuse.core.workbench import Workbench
 from effuse.engines.device import pick_device
-from effuse.engines.driver import weights_digest
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
 from effuse.engines.folder import RunFolder
 from effuse.engines.refusals import refuse_evaluation, refuse_model
+from effuse.engines.rounds import weights_digest
 from effuse.engines.save import load, save_model
 from effuse.metrics.cost import layer_macs, macs
 from effuse.pruning.prune import Criterion, prune

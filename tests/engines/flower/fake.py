@@ -111,7 +111,7 @@ class FakePost(Post):
                 return Letter(ANSWER)
             made = Letter(ANSWER, *self.sites[node].perform(letter.head, letter.body))
         except Exception as error:  # as a site does: it outlives a job that fails
-            made = Letter(REFUSAL, encode(Refusal(str(error)), Refusal))
+            made = Letter(REFUSAL, encode(Refusal(self.sites[node].admitted(error)), Refusal))
         self.answers[client] += 1
         return self.fault(client, self.answers[client], made)
 

@@ -12,7 +12,7 @@ from toy import ADAM, ALGORITHMS, ToyStateful, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import Update
-from effuse.core.errors import FederationError, QuorumError, RunError
+from effuse.core.errors import FederationError, QuorumError, RecipeError, RunError
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
 from effuse.core.wire import decode, encode
@@ -298,3 +298,12 @@ def test_what_a_site_refuses_is_told(tmp_path):
         (tmp_path / "sites" / str(client) / "manifest.json").unlink()
     run_over(FakePost(tmp_path / "sites", 3), toy_recipe(rounds=1, seed=1), tmp_path / "second", PATIENT)
     assert re.search("declines: client 1 has agreed to the manifest [0-9a-f]{12} and not to", log_of(tmp_path / "second"))
+
+
+def test_worker_processes_are_refused_at_the_beginning_and_on_resuming(tmp_path):
+    engine = over(FakePost(tmp_path / "sites", 3), Terms())
+    with pytest.raises(RecipeError, match="--workers 2: over Flower every client has a process of its own"):
+        driver.run(toy_recipe(), tmp_path / "run", workers=2, served=engine)
+    driver.run(toy_recipe(rounds=1), tmp_path / "run", served=engine)
+    with pytest.raises(RecipeError, match="--workers 2: over Flower"):
+        driver.resume(tmp_path / "run", workers=2, served=engine)

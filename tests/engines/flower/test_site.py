@@ -10,6 +10,7 @@ from toy import ToyImages, toy_recipe
 
 from effuse.core.errors import DataError, FederationError, RecipeError
 from effuse.core.federation import Order
+from effuse.core.rng import Stream
 from effuse.core.wire import encode
 from effuse.data.folders import Folder
 from effuse.engines.flower.letters import Hello
@@ -167,3 +168,22 @@ def test_addresses_and_what_may_listen_without_keys(tmp_path):
     assert source("recipe") is None and source('folder("x")') == Folder(path="x")
     with pytest.raises(RecipeError):
         source("nothing_like_it()")
+
+
+def test_the_server_is_not_told_of_files_or_data(tmp_path):
+    """A job that fails on a file names neither it nor the site's folder; what is wrong with an order is told."""
+    site = site_at(tmp_path / "hospital")
+    assert site.admitted(FileNotFoundError("/scans/jane-doe.png")) == "FileNotFoundError; the site's own log says more"
+    assert site.admitted(DataError("scans/jane-doe.png cannot be read")) == "DataError; the site's own log says more"
+    site.enrol(hello_of(resolved()))
+    with pytest.raises(FederationError) as missing:
+        site.perform(encode(Order("train", 3, 3, 0, 0, "2_0", "2_0"), Order), job_body())
+    assert "hospital" in str(missing.value) and "hospital" not in site.admitted(missing.value)
+    assert "client folder its folder has no snapshot '2_0'" in site.admitted(missing.value)
+
+
+def job_body() -> bytes:
+    """A train order's message."""
+    recipe = resolved()
+    job = recipe.algorithm.jobs["train"]
+    return encode(job.arguments(model=recipe.model.initial(Stream(("test",)))), job.arguments)

@@ -203,12 +203,10 @@ class Link:
         """A letter, or the refusal that what went wrong makes of it."""
         try:
             return make()
-        except EffuseError as error:
-            self.site.say(f"refused: {error}")
-            return _refusal(str(error))
-        except Exception as error:  # a site outlives a job that fails, and the server is told why
-            self.site.say(f"failed: {type(error).__name__}: {error}")
-            return _refusal(f"{type(error).__name__}: {error}")
+        except Exception as error:  # a site outlives a job that fails; its own log has the whole of it
+            how = "refused" if isinstance(error, EffuseError) else f"failed: {type(error).__name__}"
+            self.site.say(f"{how}: {error}")
+            return _refusal(self.site.admitted(error))
 
     def _reply(self, ends: Ends, pause: float) -> bool:
         """Send one reply, if there is one within the pause."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from effuse.core.data import Dataset, Shard, Source
-from effuse.core.errors import DataError, FederationError
+from effuse.core.errors import DataError, FederationError, ModelError, RecipeError, TrainingError, WireError
 from effuse.core.federation import Order
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
@@ -25,6 +25,8 @@ from effuse.engines.state import Snapshots
 from effuse.engines.worker import Worker
 from effuse.models.classify import Classify
 
+# errors about data and files may name patients and paths
+ABOUT_THE_SERVER = (FederationError, ModelError, RecipeError, TrainingError, WireError)
 FEWEST = 12  # hexadecimal digits of a hash that name a manifest
 
 
@@ -115,6 +117,12 @@ class Site:
             raise FederationError(f"client {self.client} was sent an order before the terms")
         torch.set_num_threads(self._threads)  # of this thread: thread count changes float sums
         return self.worker.handle(head, body)
+
+    def admitted(self, error: Exception) -> str:
+        """What the server is told of an error: sentences about its own terms and orders, and of others no more than their kind."""
+        if isinstance(error, ABOUT_THE_SERVER):
+            return str(error).replace(str(self.folder), "its folder")
+        return f"{type(error).__name__}; the site's own log says more"
 
     def shard(self, recipe: Recipe, classes: tuple[str, ...]) -> Shard:
         """What this site trains on: all of its own data, or its share of the recipe's where sites are simulated."""

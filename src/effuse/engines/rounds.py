@@ -1,0 +1,294 @@
+"""The one round loop: every engine, every algorithm; plays, evaluates, records, checkpoints."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.data import Dataset
+from effuse.core.errors import RunError, TrainingError
+from effuse.core.federation import SETUP_T, Federation
+from effuse.core.ledger import TRAINING
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe
+from effuse.core.rng import stream
+from effuse.core.spans import span
+from effuse.core.wire import placed
+from effuse.core.workbench import SERVER
+from effuse.engines.device import machines_for
+from effuse.engines.evaluation import Evaluator
+from effuse.engines.files import cache_folder
+from effuse.engines.folder import Checkpoint, RunFolder
+from effuse.engines.observer import Observer
+from effuse.engines.save import save_model
+from effuse.engines.stage import Engine, Stage
+from effuse.engines.state import Snapshots
+from effuse.engines.untouched import Untouched
+
+CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
+
+
+class Played(NamedTuple):
+    """A round that is over."""
+
+    server: Server
+    t: int
+    phase: str
+    federated: int  # federated rounds up to here
+    look: bool  # whether the recipe wants the model evaluated now
+    over: bool  # whether it was the last
+
+
+def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[Played]:
+    """The rounds of a run, one after another; the rehearsal plays them too."""
+    algorithm = recipe.algorithm
+
+    def over() -> bool:
+        enough = server.phase == FEDERATE and federated >= recipe.rounds
+        return enough or algorithm.done(server)
+
+    while not over():
+        fed.begin(t, federated)
+        phase = server.phase
+        watch = Untouched(server, f"the server program of {algorithm.name}", "the state it was handed")
+        with span("aggregate"), watch:
+            after = algorithm.round(server, fed)
+        fed.close()
+        server = after
+        federated += phase == FEDERATE
+        last = over()
+        due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
+        yield Played(server, t, phase, federated, bool(last or due), last)
+        t += 1
+
+
+class Run:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        engine: Engine,
+        device: torch.device,
+        workers: int | None,
+        train: Dataset,
+        test: Dataset,
+        observer: Observer,
+    ) -> None:
+        torch.set_num_threads(recipe.threads)
+        self.recipe, self.folder, self.observer = recipe, folder, observer
+        with span("data"):
+            train = train.to(device)
+        self.machines = machines_for(recipe, device, len(train))
+        self.machine = self.machines[0]
+        self.fed = engine(Stage(recipe, train, self.machines, workers, folder.path, observer.said))
+        self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
+        self.bench_state = Snapshots(folder.path / "server")
+        self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
+        self.ema: Model | None = None
+        self.seconds = 0.0
+        self.metrics: dict[str, Any] = {}
+        self.digests: list[str] = []
+
+    def complete(self) -> dict[str, Any]:
+        """From the last checkpoint, or from nothing, to the result."""
+        with self.fed:
+            return self._complete()
+
+    def _complete(self) -> dict[str, Any]:
+        algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
+        began = time.monotonic()
+        server, t, federated = self._start()
+        self.seconds -= began
+        traffic = fed.ledger.report()[TRAINING]["bytes"]["total"]
+        self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, traffic)
+        checked, spent = time.monotonic(), 0.0
+        started, trained, evaluated = time.monotonic(), 0, 0
+        arch = algorithm.deliver(server).arch
+        for done in played(recipe, fed, server, t, federated):
+            server, model = done.server, algorithm.deliver(done.server)
+            if model.arch != arch:  # the network was cut: what was kept of the wider one only fills memory
+                for machine in self.machines:
+                    machine.forget(arch)
+                arch = model.arch
+            with span("aggregate"):
+                if not model.params.finite():
+                    raise TrainingError(
+                        f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
+                    )
+                if done.federated:  # not over what came before federation
+                    self.ema = self._averaged(server, model)
+            record = self._record(done, trained, evaluated, time.monotonic() - started)
+            if done.look:
+                self.observer.phase("evaluating")
+                with span("evaluate"):
+                    self.metrics = self._evaluate(model, done.federated)
+                    if done.over:
+                        self.metrics |= self._evaluate_images(server)
+                record["metrics"] = {name: m["value"] for name, m in self.metrics.items()}
+            record["traffic"] = fed.ledger.close()
+            record["seconds"] = {"round": record["seconds"], "total": time.monotonic() - started}
+            self.folder.append(record)
+            self.observer.closed(record)
+            t, federated = done.t + 1, done.federated
+            # rounds of milliseconds must not wait for a disk every time
+            if done.over or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
+                self.observer.phase("checkpoint")
+                before = time.monotonic()
+                with span("checkpoint"):
+                    self._checkpoint(server, t, federated)
+                checked = time.monotonic()
+                spent = checked - before
+                self.observer.phase("training")
+            started, trained, evaluated = time.monotonic(), self.machine.meter.images, self.machine.meter.evaluations
+        with span("checkpoint"):
+            return self._finish(server, federated)
+
+    def _start(self) -> tuple[Server, int, int]:
+        fed, recipe = self.fed, self.recipe
+        saved = self.folder.load_checkpoint()
+        if saved is not None:
+            self._recognise(saved.server)
+            self.ema, self.seconds = placed(saved.ema, self.machine.device), saved.seconds
+            fed.snapshots, fed.durable = dict(saved.snapshots), dict(saved.snapshots)
+            fed.ledger.restore(saved.ledger)
+            self.metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
+            fed.workbench.state = placed(self.bench_state.read(saved.workbench), self.machine.device)
+            self.folder.cut(saved.lines)
+            return placed(saved.server, self.machine.device), saved.t, saved.federated
+        self.folder.cut(0)
+        fed.begin(SETUP_T, 0)
+        initial = recipe.model.initial(stream(recipe.seed, SETUP_T, "model", 0, SERVER, "initial")).to(self.machine.device)
+        server = recipe.algorithm.setup(initial, fed)
+        fed.close()
+        return server, 0, 0
+
+    def _recognise(self, server: Server) -> None:
+        """Refuse a state that this version's algorithm does not work on."""
+        algorithm = self.recipe.algorithm
+        kind = algorithm.round.__annotations__.get("server", Server)
+        if not isinstance(server, kind):
+            raise RunError(
+                f"{self.folder.path}: its checkpoint holds a {type(server).__name__}, and {algorithm.name} now works on a "
+                f"{kind.__name__}; finish it with the version of effuse that began it, or start a new run"
+            )
+
+    def _averaged(self, server: Server, model: Model) -> Model | None:
+        if self.recipe.ema is None:
+            own = self.recipe.algorithm.average(server)
+            return None if own is None else model.holding(own)
+        if self.ema is None or self.ema.arch != model.arch:
+            return model  # also restarted when the network was cut
+        return self.ema.lerp(model, 1 - self.recipe.ema)
+
+    def _record(self, done: Played, trained: int, evaluated: int, seconds: float) -> dict[str, Any]:
+        weight = sum(w for _, w in self.fed.losses)
+        loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
+        images, evaluations = self.machine.meter.images - trained, self.machine.meter.evaluations - evaluated
+        record = {
+            "t": done.t,
+            "phase": done.phase,
+            "federated": done.federated,
+            "loss": loss,
+            "images": images,
+            "evaluations": evaluations,  # of networks, while drawing images
+            "seconds": seconds,
+        }
+        if self.machine.device.type == "cuda":
+            record["gpu_bytes"] = torch.cuda.max_memory_reserved()
+            torch.cuda.reset_peak_memory_stats()
+        return record | ({"noted": self.fed.noted} if self.fed.noted else {})
+
+    def _evaluate(self, model: Model, federated: int) -> dict[str, Any]:
+        picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
+        if self.recipe.algorithm.personal:
+            found, self.digests = self.evaluator.look_at_clients(self.fed, model, picture)
+            if self.recipe.algorithm.averages:
+                smooth, _ = self.evaluator.look_at_clients(self.fed, model, picture.with_stem(f"{picture.stem}-ema"), True)
+                found |= {f"{name}_ema": m for name, m in smooth.items()}
+            return found
+        found = self.evaluator.look(model, picture)
+        if self.ema is not None:
+            smooth = self.evaluator.look(self.ema, picture.with_stem(f"{picture.stem}-ema"))
+            found |= {f"{name}_ema": m for name, m in smooth.items()}
+        return found
+
+    def _evaluate_images(self, server: Server) -> dict[str, Any]:
+        kept = self.recipe.algorithm.images(server)
+        return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.look_at_images(kept).items()}
+
+    def _checkpoint(self, server: Server, t: int, federated: int) -> None:
+        fed, state = self.fed, self.fed.workbench.state
+        workbench = f"{t}" if state else None
+        if workbench is not None:
+            self.bench_state.write(workbench, state)
+        fed.settle()
+        self.folder.save_checkpoint(
+            Checkpoint(
+                t=t,
+                federated=federated,
+                server=server,
+                ema=self.ema,
+                snapshots=dict(fed.snapshots),
+                workbench=workbench,
+                ledger=fed.ledger.saved(),
+                metrics=json.dumps(self.metrics),
+                digests=self.digests,
+                lines=self.folder.rounds.stat().st_size,
+                seconds=self.seconds + time.monotonic(),
+            )  # fmt: skip
+        )
+        self.bench_state.prune({workbench})
+        fed.durable = dict(fed.snapshots)
+
+    def _finish(self, server: Server, federated: int) -> dict[str, Any]:
+        self.observer.phase("saving")
+        model = self.recipe.algorithm.deliver(server)
+        save_model(model, self.recipe, self.folder.path / "model")
+        if self.ema is not None:
+            save_model(self.ema, self.recipe, self.folder.path / "model-ema")
+        ledger = self.fed.ledger.report()
+        images, per_round = 0, []
+        for record in self.folder.each_record():
+            images += record["images"]
+            per_round.append({"phase": record["phase"]} | {k: record["traffic"][k] for k in ("parameters", "bytes")})
+        spent = self.recipe.algorithm.spent(server)
+        privacy = {} if spent is None else {"privacy": spent}
+        self.folder.write_json("ledger.json", ledger | privacy | {"per_round": per_round})
+        result = {
+            "weights_sha256": weights_digest(model, self.digests),
+            "metrics": self.metrics,
+            "rounds": federated,
+            "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
+            "parameters": model.params.numel,
+            "figures": figures(model.params.numel, ledger),
+            "images": images,
+            "seconds": self.seconds + time.monotonic(),
+        }
+        if model.arch != self.recipe.model and getattr(model.arch, "cut", ""):
+            result["pruned"] = (
+                "model/ has lost channels since the manifest's network; `effuse.load` opens it, plain diffusers does not"
+            )
+        if self.recipe.algorithm.personal:
+            result["personal"] = (
+                "model/ holds the shared parts and the initial private ones; each client keeps its own model"
+            )
+        self.folder.write_json("result.json", result)
+        self.observer.finished(result)
+        return result
+
+
+def figures(parameters: int, ledger: dict[str, Any]) -> dict[str, float]:
+    """What tables print of a network and its traffic: parameters in millions, and costs weighted by distance."""
+    return {"parameters_m": parameters / 1e6} | {f"{name}_cost": cost for name, cost in ledger["costs"].items()}
+
+
+def weights_digest(model: Model, personal: list[str]) -> str:
+    """SHA-256 of the server's parameters, followed by each client's own digest where models are personal."""
+    own = model.params.digest()
+    return own if not personal else hashlib.sha256(" ".join([own, *personal]).encode()).hexdigest()

@@ -1,0 +1,152 @@
+"""Algorithms when a client's answer is lost: what it had told or kept is missing, and nothing else is."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+from fake import FakePost, run_over
+from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
+
+from effuse.algorithms.fedphd import FedPhD, Told
+from effuse.algorithms.localaug import SHARE, LocalAug
+from effuse.algorithms.scaffold import Corrected
+from effuse.core.recipe import Evaluate
+from effuse.core.rng import Stream
+from effuse.core.wire import decode, encode
+from effuse.diffusion.samplers import Ddim
+from effuse.diffusion.synthesis import Upload
+from effuse.engines.flower import federation
+from effuse.engines.flower.errand import Terms
+from effuse.engines.folder import RunFolder
+from effuse.engines.state import Snapshots
+from effuse.metrics.encoders import Pixels
+from effuse.metrics.fidelity import FID
+from effuse.privacy.histogram import Laplace
+
+HASTY = Terms(quorum=1, deadline=0.3)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    for name in ("POLL", "ROLL_CALL", "KNOCK"):
+        monkeypatch.setattr(federation, name, 0.01)
+
+
+def played(tmp_path, lost, algorithm, seen=None, **changes):
+    """The last checkpoint and the log of a run in which client 1's answers of these numbers are lost."""
+    post = FakePost(tmp_path / "sites", 3)
+
+    def fault(client, n, letter):
+        if seen is not None:
+            seen.append((client, n, letter))
+        return None if client == 1 and n in lost else letter
+
+    post.fault = fault
+    run_over(post, toy_recipe(algorithm=algorithm, reproducible=True, **changes), tmp_path / "run", HASTY)
+    folder = RunFolder(tmp_path / "run")
+    return folder.load_checkpoint(), (folder.path / "federation.log").read_text()
+
+
+def state(tmp_path, ended, client):
+    return Snapshots(tmp_path / "sites" / str(client)).read(ended.snapshots.get(client))
+
+
+def test_scaffolds_variate_moves_by_those_who_answered(tmp_path):
+    """c starts at nought and c_i too: with two of three heard, c = 2/3 mean(c_0, c_2) = (c_0 + c_2) / 3."""
+    seen: list = []
+    ended, _ = played(tmp_path, {1}, ALGORITHMS["scaffold, adam"], seen, rounds=1)
+    dc = {client: decode(letter.body, Corrected).dc for client, _, letter in seen}
+    assert (ended.server.c - (dc[0] + dc[2]) / 3).norm() < 1e-6 * ended.server.c.norm()
+
+
+def test_fedphds_edges_count_those_who_answered(tmp_path):
+    """Twenty edges, so client 1 is alone at its own: that edge has nothing, and n_e adds up to the images of the others.
+
+    40 images in thirds are 14, 13 and 13."""
+    phd = FedPhD(local=ADAM, cohort=None, edges=20, selection="random", variant="none", r_g=2)
+    played(tmp_path, {3}, phd, rounds=2)  # its answers are: enrol, choose, train
+    first, second = (r["noted"] for r in RunFolder(tmp_path / "run").records()[1:])
+    assert len(set(first["edges"].values())) == 3
+    assert first["n_e"][first["edges"]["1"]] == 0 and sum(first["n_e"]) == 27
+    assert sum(second["n_e"]) == 27 + 40
+
+
+def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_drawn_once(tmp_path):
+    seen: list = []
+    phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
+    ended, log = played(tmp_path, {1}, phd, seen, rounds=2)
+    told = next(decode(letter.body, Told) for client, n, letter in seen if (client, n) == (1, 1))
+    assert ended.server.told[1] == pytest.approx(told.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
+    assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1]["noted"]["edges"]
+
+
+@pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])
+def test_who_has_no_warm_up_model_is_not_asked_for_it(name, tmp_path):
+    """Client 1's warm-up is lost: A is drawn from the others' models, and client 1 takes part in what follows."""
+    ended, log = played(tmp_path, {1}, ALGORITHMS[name], rounds=3)
+    assert set(ended.server.auxiliary.origin.tolist()) == {0, 2}
+    assert "round 0, job 'warm_up': going on with 1 of 2; silent: 1" in log and "rejected" not in log
+
+
+def test_a_share_that_was_lost_is_sent_with_the_next_model(tmp_path):
+    """LocalAug's client 1 does not hear of its share in time (its third answer) and is sent it again, once."""
+    algorithm = LocalAug(**SYNTHESIS, local=ADAM)
+    seen: list = []
+    ended, log = played(tmp_path, {3}, algorithm, seen, rounds=3)
+    share = state(tmp_path, ended, 1)[SHARE]
+    assert "rejected" not in log and {client for client, n, _ in seen if n == 6} == {0, 1, 2}
+    others = [state(tmp_path, ended, k)[SHARE] for k in (0, 2)]
+    A = sorted(zip(ended.server.auxiliary.origin.tolist(), ended.server.auxiliary.pixels.flatten(1).sum(1).tolist()))
+    parts = [(o, p) for s in (share, *others) for o, p in zip(s.origin.tolist(), s.pixels.flatten(1).sum(1).tolist())]
+    assert sorted(parts) == A
+
+
+def test_an_evaluation_goes_on_without_a_silent_client(tmp_path):
+    """Eight samples wanted of three clients are three each; with two heard there are six in the pool, and the protocol says so."""
+    changes = {"evaluate": Evaluate(grid=0, metrics=(FID(n=8, encoder=Pixels(side=2)),)), "sampler": Ddim(batch=4, steps=2)}
+    ended, log = played(tmp_path, {2}, ALGORITHMS["localonly"], rounds=1, **changes)
+    assert "job 'draw': going on with 2 of 3; silent: 1" in log
+    found = json.loads(ended.metrics)
+    assert len(found["fid_pixels"]["clients"]) == 2 and found["fid_pixels"]["protocol"]["generated"] == 8
+    assert found["fid_pixels_pooled"]["protocol"]["generated"] == 6
+
+
+WRONG = {  # algorithm, which answer of client 1, its type, what it becomes, why it is refused
+    "another network": (
+        "fedddpm", 2, Upload, lambda sent: dataclasses.replace(sent, model=wider(sent.model)),
+        "it brings the networks toy_unet",
+    ),
+    "no images": ("fedddpm", 2, Upload, lambda sent: changed(sent, size=0), "upload: 0 images cannot be"),
+    "images that are not of its number": ("fedddpm", 2, Upload, lambda sent: changed(sent, histogram=(1, 1)), "cannot be [1, 1]"),
+    "fewer than none": ("fedphd, pruned in the middle", 1, Told, lambda sent: changed(sent, counts=-sent.counts), "are not negative"),
+}  # fmt: skip
+
+
+def wider(model):
+    return dataclasses.replace(model.arch, width=5).initial(Stream(("wide",)))
+
+
+def changed(sent, **values):
+    """A message as no constructor of ours would make it."""
+    made = copy.copy(sent)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_cannot_be_meant_is_refused_as_if_it_had_not_come(kind, tmp_path):
+    """What `upload` answers with is known from what was kept before; counts are judged when they are read."""
+    name, number, hint, spoil, reason = WRONG[kind]
+    post = FakePost(tmp_path / "sites", 3)
+
+    def fault(client, n, letter):
+        if (client, n) != (1, number):
+            return letter
+        return letter._replace(body=encode(spoil(decode(letter.body, hint)), hint))
+
+    post.fault = fault
+    run_over(post, toy_recipe(algorithm=ALGORITHMS[name], rounds=1, reproducible=True), tmp_path / "run", HASTY)
+    log = (tmp_path / "run" / "federation.log").read_text()
+    assert any("client 1's answer is rejected" in line and reason in line for line in log.splitlines())
