@@ -5,12 +5,15 @@ import dataclasses
 import json
 
 import pytest
+import torch
 from fake import FakePost, run_over
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedphd import FedPhD, Told
 from effuse.algorithms.localaug import SHARE, LocalAug
 from effuse.algorithms.scaffold import Corrected
+from effuse.core.algorithm import job_of
+from effuse.core.errors import WireError
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
 from effuse.core.wire import decode, encode
@@ -18,6 +21,7 @@ from effuse.diffusion.samplers import Ddim
 from effuse.diffusion.synthesis import Upload
 from effuse.engines.flower import federation
 from effuse.engines.flower.errand import Terms
+from effuse.engines.flower.expectation import Expectation
 from effuse.engines.folder import RunFolder
 from effuse.engines.state import Snapshots
 from effuse.metrics.encoders import Pixels
@@ -150,3 +154,24 @@ def test_what_cannot_be_meant_is_refused_as_if_it_had_not_come(kind, tmp_path):
     run_over(post, toy_recipe(algorithm=ALGORITHMS[name], rounds=1, reproducible=True), tmp_path / "run", HASTY)
     log = (tmp_path / "run" / "federation.log").read_text()
     assert any("client 1's answer is rejected" in line and reason in line for line in log.splitlines())
+
+
+def test_a_histogram_of_another_length_is_refused():
+    """Three counts where there are as many classes as the toy has."""
+    recipe = toy_recipe(algorithm=ALGORITHMS["fedphd, pruned in the middle"])
+    recipe = recipe.resolved(recipe.data.load("train"))
+    job = job_of(recipe.algorithm, "enrol")
+    expected = Expectation(recipe).of(job, job.arguments())
+    classes = recipe.model.shape.classes
+    expected.check(Told(torch.ones(classes)))
+    with pytest.raises(WireError, match=rf"a tensor has the shape \({classes + 1},\); expected: \({classes},\)"):
+        expected.check(Told(torch.ones(classes + 1)))
+
+
+def test_a_quorum_spares_as_many_of_a_small_job(tmp_path):
+    """Three clients, quorum 2: one may be silent, also when only two are asked."""
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = lambda client, n, letter: None if client == 1 else letter
+    recipe = toy_recipe(rounds=3, algorithm=ALGORITHMS["fedavg, uniform weights and part of the clients"], reproducible=True)
+    run_over(post, recipe, tmp_path / "run", Terms(quorum=2, deadline=0.3))
+    assert "going on with 1 of 2; silent: 1" in (tmp_path / "run" / "federation.log").read_text()

@@ -18,7 +18,7 @@ class Seat(NamedTuple):
 class Terms(NamedTuple):
     """How patient a federation is."""
 
-    quorum: int | None = None  # answers that a round needs; None: everyone's
+    quorum: int | None = None  # clients, of all, that must answer; None: everyone
     deadline: float = 3600.0  # seconds that a job may take
 
 

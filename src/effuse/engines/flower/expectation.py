@@ -28,6 +28,7 @@ class Expected(NamedTuple):
     """The tensors of a reply by name and shape, and the bytes that it may have."""
 
     params: list[Names] | None  # None: the job cannot be done on shapes alone
+    loose: list[tuple[int, ...]]  # shapes of the tensors that stand by themselves
     archs: list[Arch]
     limit: int
 
@@ -40,6 +41,9 @@ class Expected(NamedTuple):
             raise WireError(f"it brings {len(found)} sets of parameters, not {len(self.params)}")
         if (archs := _archs(reply)) != self.archs:
             raise WireError(f"it brings the networks {_listed(archs)}, not {_listed(self.archs)}")
+        odd = [shape for shape in _loose(reply) if shape not in self.loose]  # one that may be None may be missing
+        if odd:
+            raise WireError(f"a tensor has the shape {odd[0]}; expected: {', '.join(map(str, self.loose)) or 'none'}")
         for names, wanted in zip(found, self.params):
             if names.keys() != wanted.keys():
                 odd = sorted(names.keys() ^ wanted.keys())[0]
@@ -76,8 +80,8 @@ class Expectation:
                 continue
             self._kept |= client.state
             size = sum(item.nbytes for item in each_params(reply))
-            return Expected(_params(reply), _archs(reply), size + SLACK)
-        return Expected(None, [], 4 * size_of(message, "fp32")[1] + MOST)
+            return Expected(_params(reply), _loose(reply), _archs(reply), size + SLACK)
+        return Expected(None, [], [], 4 * size_of(message, "fp32")[1] + MOST)
 
     def _client(self) -> Client:
         side, channels, classes = self.recipe.model.shape
@@ -103,6 +107,10 @@ def _archs(value: Any) -> list[Arch]:
 
 def _listed(archs: list[Arch]) -> str:
     return ", ".join(text(arch, full=False) for arch in archs)[:200] or "none"
+
+
+def _loose(message: Any) -> list[tuple[int, ...]]:
+    return [tuple(item.shape) for item in each_params(message) if isinstance(item, torch.Tensor)]
 
 
 def _params(message: Any) -> list[Names]:

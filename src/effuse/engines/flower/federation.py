@@ -154,7 +154,9 @@ class Flower(Federation):
 
     def _check_quorum(self, errand: Errand, answered: int) -> None:
         asked, silent = len(errand.orders), errand.waiting
-        needed = asked if self.terms.quorum is None else min(self.terms.quorum, asked)
+        # as many may stay silent as the quorum spares of all clients, however few of them this job was for
+        spared = 0 if self.terms.quorum is None else len(self.clients) - self.terms.quorum
+        needed = max(1, asked - spared)
         told = f"; silent: {_listed(silent)}" if silent else ""
         if errand.rejected:
             told += "; rejected: " + ", ".join(f"{k} ({why})" for k, why in errand.rejected.items())
