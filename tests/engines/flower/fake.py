@@ -21,7 +21,7 @@ from effuse.engines.flower.letters import (
     Post,
     Refusal,
 )
-from effuse.engines.flower.site import Consent, Site
+from effuse.engines.flower.site import Consent, Site, excuse
 from effuse.engines.stage import Stage
 
 Fault = Callable[
@@ -48,6 +48,7 @@ class FakePost(Post):
         self.opened = 0
         self.held: list[tuple[str, Letter]] = []  # replies that come later
         self.heard: list[str] = []
+        self.refused: dict[int, str] = {}  # client -> why the server turned it away
 
     def site(self, client: int) -> Site:
         return Site(self.folder / str(client), client, None, Consent(), "cpu", lambda words: None)
@@ -84,6 +85,8 @@ class FakePost(Post):
             self.orders.append(node - 100)
             if self.breaks and len(self.orders) == self.breaks:
                 self.breaks, self.broken = 0, True
+        if letter.kind == REFUSAL:  # nobody fetches a reply to it
+            self.refused[node - 100] = decode(letter.head, Refusal).why
         self.check()
         ticket = str(len(self.heard))
         self.heard.append(ticket)
@@ -111,7 +114,7 @@ class FakePost(Post):
                 return Letter(ANSWER)
             made = Letter(ANSWER, *self.sites[node].perform(letter.head, letter.body))
         except Exception as error:  # as a site does: it outlives a job that fails
-            made = Letter(REFUSAL, encode(Refusal(str(error)), Refusal))
+            made = Letter(REFUSAL, encode(Refusal(excuse(error)), Refusal))
         self.answers[client] += 1
         return self.fault(client, self.answers[client], made)
 

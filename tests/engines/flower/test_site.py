@@ -8,14 +8,14 @@ import torch
 from PIL import Image
 from toy import ToyImages, toy_recipe
 
-from effuse.core.errors import DataError, FederationError, RecipeError
+from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError
 from effuse.core.federation import Order
 from effuse.core.wire import encode
 from effuse.data.folders import Folder
 from effuse.engines.flower.letters import Hello
 from effuse.engines.flower.preview import what_leaves
 from effuse.engines.flower.serve import Served, address, loopback, served, source
-from effuse.engines.flower.site import Consent, Site, relabelled
+from effuse.engines.flower.site import Consent, Site, excuse, relabelled
 from effuse.engines.folder import RunFolder
 from effuse.models.classify import Classify
 from effuse.models.resnet import Cnn
@@ -107,6 +107,17 @@ def pictures(folder, names) -> Folder:
         for i in range(5):
             Image.new("L", (4, 4), 40 * i).save(folder / name / f"{i}.png")
     return Folder(path=str(folder))
+
+
+def test_a_failure_tells_the_server_nothing_of_files_and_data(tmp_path):
+    """A folder that is named after a patient is no class of the federation: the site says so at home only."""
+    site_at(tmp_path / "site")
+    with pytest.raises(DataError, match="no class 'Jane Doe'") as caught:
+        relabelled(pictures(tmp_path / "scans", ["light", "Jane Doe"]).load("train"), ("dark", "light"))
+    assert excuse(caught.value) == "DataError; the site's own log says more"
+    assert excuse(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the site's own log says more"
+    assert excuse(TrainingError("the loss became nan")) == "the loss became nan"
+    assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
 
 
 def test_a_sites_own_folder_is_trained_on_whole_and_nothing_of_its_path_is_in_the_terms(tmp_path):

@@ -33,7 +33,7 @@ from effuse.core.wire import decode, encode
 from effuse.engines.flower.carriage import Ends, content_of, letter_of, pull, push
 from effuse.engines.flower.keys import ClientKeys
 from effuse.engines.flower.letters import ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Refusal
-from effuse.engines.flower.site import Site, told
+from effuse.engines.flower.site import Site, excuse, told
 
 POLL, SLOWEST = 0.2, 3.0  # seconds between looks for a letter
 IDLE_SHARE = 0.05  # of the time since the last letter: who waits long looks less often, and rounds get hardly longer
@@ -60,6 +60,7 @@ class Link:
         self._early: list[tuple[int, Message, Letter]] = []  # orders that came before the terms
         self._vouched: set[int] = set()  # Flower runs whose terms we accepted
         self._failing: float | None = None
+        self._reason = ""  # why there was no connection, as it was said last
         self._dry = self._over = False
         self._seen: Hello | None = None
 
@@ -81,7 +82,9 @@ class Link:
         try:
             self._converse(enough)
         except Gone as gone:
-            self.site.say(f"no connection to {self.address} ({gone}); trying again")
+            if str(gone) != self._reason:  # once, and not every second of a night
+                self.site.say(f"no connection to {self.address} ({gone}); trying again until there is one")
+            self._reason = str(gone)
             time.sleep(AGAIN)
 
     def _converse(self, enough: Callable[[], bool]) -> None:
@@ -89,6 +92,7 @@ class Link:
         with self._connected() as client:
             node = self._activated(client)
             ends = Ends(client, node)
+            self._reason = ""
             self.site.say(f"connected to {self.address} as client {self.site.client}")
             resting = threading.Event()
             lost = threading.Event()
@@ -169,6 +173,8 @@ class Link:
         elif letter.kind == FAREWELL and run in self._vouched:
             self._over = True
             self._replies.put((message, Letter(ANSWER)))
+        elif letter.kind == REFUSAL and run in self._vouched:
+            raise FederationError(f"{self.address} refuses this site: {decode(letter.head, Refusal).why}")
         else:
             self._replies.put((message, _refusal(f"this site does not take '{letter.kind[:40]}' letters from you")))
         return True
@@ -205,10 +211,10 @@ class Link:
             return make()
         except EffuseError as error:
             self.site.say(f"refused: {error}")
-            return _refusal(str(error))
+            return _refusal(excuse(error))
         except Exception as error:  # a site outlives a job that fails, and the server is told why
             self.site.say(f"failed: {type(error).__name__}: {error}")
-            return _refusal(f"{type(error).__name__}: {error}")
+            return _refusal(excuse(error))
 
     def _reply(self, ends: Ends, pause: float) -> bool:
         """Send one reply, if there is one within the pause."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from effuse.core.data import Dataset, Shard, Source
-from effuse.core.errors import DataError, FederationError
+from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError, WireError
 from effuse.core.federation import Order
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
@@ -66,7 +66,7 @@ class Site:
         self.device = pick_device(device)
         self.session = secrets.token_hex(8)
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # state may hold models of this site's data alone
         self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
         self.worker: Worker | None = None
         self._threads = 1
@@ -163,6 +163,13 @@ def relabelled(data: Dataset, classes: tuple[str, ...]) -> Dataset:
         raise DataError(f"the federation has no class '{strange[0]}'; its classes: {', '.join(classes)}")
     numbers = torch.tensor([classes.index(name) for name in data.classes])
     return dataclasses.replace(data, labels=numbers[data.labels], classes=classes)
+
+
+def excuse(error: Exception) -> str:
+    """What the server is told of a failure here: sentences about files and data stay, since they name both."""
+    if isinstance(error, (FederationError, RecipeError, TrainingError, WireError)):
+        return str(error)
+    return f"{type(error).__name__}; the site's own log says more"
 
 
 def told(head: bytes) -> str:
