@@ -126,7 +126,7 @@ def test_a_folder_of_another_recipe_is_refused_before_anything_runs(effuse, toy_
     [
         ("toy.tabel", "no table 'toy.tabel'; did you mean toy.table"),
         ("demo", "no table 'demo'"),
-        ("toy.table --only metod=udec", "--only metod=udec: expected KEY=VALUE; did you mean method"),
+        ("toy.table --only metod=udec", "--only metod=udec: cells have no metod; did you mean method"),
         ("toy.table --only udec", "expected KEY=VALUE"),
         ("toy.table --only method=udek", "--only method=udek: no cell has that; did you mean udec"),
         ("toy.table --scale smok", "--scale smok: there is none; did you mean smoke"),

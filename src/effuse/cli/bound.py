@@ -74,12 +74,16 @@ def show(report: dict[str, Any]) -> None:
         table.add_row(name, f"{value:.6g}", f"{value / whole:.1%}" if whole else "-")
     table.add_row("bound", f"{whole:.6g}", "")
     console().print(table)
+    given = ", ".join(f"{k} {v:g}" for k, v in report["given"].items() if v is not None)
+    console().print(f"for {given}; --help says what they are", soft_wrap=True)
     for name in ("zeta", "eta"):
         console().print(
             f"{name} {report['steps'][name]:.6g}, admissible up to {report['admissible'][name]:.6g}", soft_wrap=True
         )
-    least = ", ".join(f"{k} {v:.6g}" for k, v in report["fewest_rounds"].items())
-    console().print(f"C = {report['C']:.6f}; Theorem 1's steps are admissible from T = {least}", soft_wrap=True)
+    least = ", ".join(f"{v:.6g} ({k})" for k, v in report["fewest_rounds"].items())
+    console().print(
+        f"C = {report['C']:.6f}; Theorem 1's default steps are admissible for T of at least {least}", soft_wrap=True
+    )
     if "plot" in report:
         console().print(f"plot in {report['plot']}", soft_wrap=True)
 

@@ -8,7 +8,13 @@ from rich.table import Table
 from effuse.cli import app
 from effuse.cli.options import Json, RecipeName, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import amount, console
+from effuse.core.errors import DataError
 from effuse.engines.check import check as rehearse
+
+WITHOUT_FILES = (
+    "to rehearse without any files, add --set evaluate.metrics=[] and, for N classes of M images, "
+    "--set 'data=labels(sizes=[M]*N, side=28, channels=1)'"
+)
 
 
 @app.command("plan", hidden=True)
@@ -16,7 +22,10 @@ from effuse.engines.check import check as rehearse
 def check(recipe: RecipeName, set: Settings = None, rounds: Rounds = None, seed: Seed = None, as_json: Json = False) -> None:
     """Rehearse RECIPE: parameters, partition, traffic and steps, with nothing computed; alias `plan`."""
     name, wanted = chosen(recipe, set, rounds, seed)
-    report = rehearse(wanted, name)
+    try:
+        report = rehearse(wanted, name)
+    except DataError as error:
+        raise DataError(f"{error}; {WITHOUT_FILES}") from None
     if as_json:
         print(json.dumps(report))
     else:
@@ -35,8 +44,9 @@ def show(report: dict[str, Any]) -> None:
     up, down = (amount(traffic["bytes"][d]) for d in ("up", "down"))
     exact = "exact" if traffic["exact"] else traffic["reason"]
     table.add_row("traffic", f"{up} up, {down} down; {traffic['parameters']['total']:,} parameters ({exact})")
-    costs = ", ".join(f"{cost:,.2f} ({name})" for name, cost in traffic["costs"].items())
-    table.add_row("traffic by distance, MiB", costs)
+    if len(traffic["links"]) > 1:  # distances matter where there are several
+        costs = ", ".join(f"{cost:,.2f} ({name})" for name, cost in traffic["costs"].items())
+        table.add_row("MiB weighed by distance", costs)
     for link, sent in traffic["links"].items() if len(traffic["links"]) > 1 else ():
         table.add_row(link, f"{amount(sent['up'])} up, {amount(sent['down'])} down")
     for what, spent in (report["privacy"] or {}).items():
@@ -50,7 +60,6 @@ def show(report: dict[str, Any]) -> None:
     table.add_row("training steps", f"{report['steps']['client']:,} at clients, {report['steps']['server']:,} at the server")
     table.add_row("memory, about", amount(report["memory"]["total"]))
     table.add_row("disk, about", amount(report["disk"]["total"]))
-    page.print(table)
     split = Table(title="who holds what, and sends what", title_justify="left")
     split.add_column("client", justify="right")
     split.add_column("images", justify="right")
@@ -61,5 +70,6 @@ def show(report: dict[str, Any]) -> None:
         sent = traffic["clients"].get(str(k), {"up": 0, "down": 0})
         split.add_row(str(k), f"{size:,}", " ".join(map(str, labels)), amount(sent["up"]), amount(sent["down"]))
     page.print(split)
+    page.print(table)  # last, since a hundred clients fill the screen
     for warning in report["warnings"]:
         page.print(f"warning: {warning}")

@@ -30,3 +30,4 @@ def evaluate(
         print(json.dumps({"run": str(run), "metrics": found}))
     elif not quiet:
         show_metrics(found)
+        print(f"whole protocols are in {run / 'evaluation.json'}")

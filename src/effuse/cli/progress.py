@@ -128,7 +128,8 @@ class Display(Observer):
             metrics = "".join(f", {name} {value:.4g}" for name, value in record.get("metrics", {}).items())
             loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
             place = f"round {self.done}/{self.rounds}" if record["phase"] == FEDERATE else record["phase"]
-            self._say(f"{place}{loss}, {rate:,.0f} images/s, {amount(self.traffic)}{metrics}")
+            speed = f", {rate:,.0f} images/s" if record["images"] else ""  # nobody trained, or at sites that do not say
+            self._say(f"{place}{loss}{speed}, {amount(self.traffic)} sent so far{metrics}")
         self._refresh(force=True)
 
     def _say(self, line: str) -> None:
@@ -154,15 +155,25 @@ class Display(Observer):
 
 
 def show_metrics(metrics: dict[str, Any]) -> None:
-    """A table of numbers; what each means is in its protocol."""
+    """A table of numbers, with the counts and the encoder of each; the rest of its protocol is in the JSON beside the model."""
     table = Table(title="metrics", title_justify="left")
     table.add_column("name")
     table.add_column("value", justify="right")
-    table.add_column("note")
+    table.add_column("measured on")
     for name, m in metrics.items():
         spread = f" ± {m['std']:.4g}" if "std" in m else ""
-        table.add_row(name, f"{m['value']:.4g}{spread}", m.get("warning", ""))
+        table.add_row(name, f"{m['value']:.4g}{spread}", "; ".join(filter(None, (_measured(m), m.get("warning")))))
     console().print(table)
+
+
+def _measured(metric: dict[str, Any]) -> str:
+    """The part of a protocol without which a number says nothing."""
+    protocol = metric.get("protocol", {})
+    counts = [f"{protocol['generated']:,} generated"] if "generated" in protocol else []
+    if "reference" in protocol:
+        counts.append(f"{protocol['reference']:,} real ({protocol.get('split', '')})")
+    encoder = str(protocol.get("encoder", "")).partition("(")[0]
+    return ", ".join([*counts, *([f"by {encoder}"] if encoder else [])])
 
 
 def tell(result: dict[str, Any], folder: Path, spans: Profile | None, as_json: bool, quiet: bool) -> None:

@@ -62,7 +62,8 @@ def serve(
         if begun:
             RunFolder(folder).require_same(wanted)
     engine = served(Served(listen, keys, Terms(quorum, deadline), insecure), name, wanted.clients)
-    with watched(folder, as_json, quiet, f"effuse serve --listen {listen} --resume") as observer:
+    safely = f" --keys {keys}" if keys is not None else " --insecure" * insecure
+    with watched(folder, as_json, quiet, f"effuse serve --listen {listen}{safely} --resume") as observer:
         if begun:
             result = driver.resume(folder, observer=observer, served=engine)
         else:

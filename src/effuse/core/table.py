@@ -67,8 +67,10 @@ class Table:
         for word in only.split(",") if only else ():
             key, equals, value = (piece.strip() for piece in word.partition("="))
             known = {str(cell.labels[key]) for cell in self.cells if key in cell.labels}
-            if not equals or not known:
-                raise RecipeError(f"--only {word}: expected KEY=VALUE; {nearest(key, self.cells[0].labels)}")
+            if not equals:
+                raise RecipeError(f"--only {word}: expected KEY=VALUE; keys: {', '.join(self.cells[0].labels)}")
+            if not known:
+                raise RecipeError(f"--only {word}: cells have no {key}; {nearest(key, self.cells[0].labels)}")
             if value not in known:
                 raise RecipeError(f"--only {word}: no cell has that; {nearest(value, known)}")
             wanted.setdefault(key, set()).add(value)

@@ -271,9 +271,7 @@ class Run:
             "seconds": self.seconds + time.monotonic(),
         }
         if model.arch != self.recipe.model and getattr(model.arch, "cut", ""):
-            result["pruned"] = (
-                "model/ has lost channels since the manifest's network; `effuse.load` opens it, plain diffusers does not"
-            )
+            result["pruned"] = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
         if self.recipe.algorithm.personal:
             result["personal"] = (
                 "model/ holds the shared parts and the initial private ones; each client keeps its own model"

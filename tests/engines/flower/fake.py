@@ -48,6 +48,7 @@ class FakePost(Post):
         self.opened = 0
         self.held: list[tuple[str, Letter]] = []  # replies that come later
         self.heard: list[str] = []
+        self.refused: dict[int, str] = {}  # client -> why the server turned it away
 
     def site(self, client: int) -> Site:
         return Site(self.folder / str(client), client, None, Consent(), "cpu", lambda words: None)
@@ -84,6 +85,8 @@ class FakePost(Post):
             self.orders.append(node - 100)
             if self.breaks and len(self.orders) == self.breaks:
                 self.breaks, self.broken = 0, True
+        if letter.kind == REFUSAL:  # nobody fetches a reply to it
+            self.refused[node - 100] = decode(letter.head, Refusal).why
         self.check()
         ticket = str(len(self.heard))
         self.heard.append(ticket)

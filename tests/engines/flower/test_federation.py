@@ -259,6 +259,7 @@ def test_a_key_is_bound_to_its_client(tmp_path):
     log = log_of(tmp_path / "run")
     assert "says that it is client 1, but it holds the key of client 2" in log
     assert "beginning without clients 1" in log and 1 not in post.orders
+    assert post.refused == {1: "it says that it is client 1, but it holds the key of client 2"}  # its operator is told, too
 
 
 def test_answers_wait_for_their_turn_on_disk(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from toy import ToyImages, toy_recipe
 
-from effuse.core.errors import DataError, FederationError, RecipeError
+from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError
 from effuse.core.federation import Order
 from effuse.core.rng import Stream
 from effuse.core.wire import encode
@@ -108,6 +108,17 @@ def pictures(folder, names) -> Folder:
         for i in range(5):
             Image.new("L", (4, 4), 40 * i).save(folder / name / f"{i}.png")
     return Folder(path=str(folder))
+
+
+def test_a_failure_tells_the_server_nothing_of_files_and_data(tmp_path):
+    """A folder that is named after a patient is no class of the federation: the site says so at home only."""
+    site = site_at(tmp_path / "site")
+    with pytest.raises(DataError, match="no class 'Jane Doe'") as caught:
+        relabelled(pictures(tmp_path / "scans", ["light", "Jane Doe"]).load("train"), ("dark", "light"))
+    assert site.admitted(caught.value) == "DataError; the site's own log says more"
+    assert site.admitted(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the site's own log says more"
+    assert site.admitted(TrainingError("the loss became nan")) == "the loss became nan"
+    assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
 
 
 def test_a_sites_own_folder_is_trained_on_whole_and_nothing_of_its_path_is_in_the_terms(tmp_path):

@@ -55,7 +55,7 @@ class Flower(Federation):
         self._greeted: dict[int, float] = {}  # node -> when it was last sent the terms
         self._greetings: dict[str, int] = {}  # ticket -> node
         self._declined: dict[int, str] = {}  # node -> why
-        self._late: dict[str, str] = {}  # ticket -> whose answer to what
+        self._late: dict[str, str] = {}  # ticket -> what to say when it is answered
         self._looked = 0.0
 
     def __enter__(self) -> Self:
@@ -148,8 +148,12 @@ class Flower(Federation):
                 del reply
         finally:
             for ticket, client in errand.tickets.items():
-                which = "answer" if client in errand.waiting else "second answer"
-                self._late[ticket] = f"client {client}'s {which} to {self._where(errand)}"
+                which, why = (
+                    ("answer", "came past its deadline")
+                    if client in errand.waiting
+                    else ("second answer", "is one too many")
+                )
+                self._late[ticket] = f"client {client}'s {which} to {self._where(errand)} {why} and is discarded"
         self._check_quorum(errand, answered)
 
     def _check_quorum(self, errand: Errand, answered: int) -> None:
@@ -216,7 +220,7 @@ class Flower(Federation):
             elif ticket in self._greetings:
                 self._enrol(self._greetings.pop(ticket), letter)
             elif ticket in self._late:
-                self.say(f"{self._late.pop(ticket)} came past its deadline and is discarded")
+                self.say(self._late.pop(ticket))
             elif errand is not None and (client := errand.tickets.pop(ticket)) in errand.waiting:
                 self._arrive(errand, client, letter)
         return came
@@ -287,14 +291,19 @@ class Flower(Federation):
             return
         client, owner = enrolled.client, self.post.owner(node)
         if client not in self._known:
-            self.say(f"node {node} says that it is client {client}, but clients are 0 to {len(self.clients) - 1}")
+            self._turn_away(node, f"it says that it is client {client}, but clients are 0 to {len(self.clients) - 1}")
         elif owner is not None and owner != client:
-            self.say(f"node {node} says that it is client {client}, but it holds the key of client {owner}")
+            self._turn_away(node, f"it says that it is client {client}, but it holds the key of client {owner}")
         else:
             seat = Seat(node, enrolled.session)
             if self.seats.get(client) != seat:
                 self.say(f"client {client} is {'back' if client in self.seats else 'connected'}")
             self.seats[client] = seat
+
+    def _turn_away(self, node: int, why: str) -> None:
+        """Say so on both sides: whoever started that site cannot see our log."""
+        self.say(f"node {node} is turned away: {why}")
+        self.post.send(node, Letter(REFUSAL, encode(Refusal(why), Refusal)), SOON)
 
     def _forget(self) -> None:
         self.seats.clear()

@@ -60,6 +60,7 @@ class Link:
         self._early: list[tuple[int, Message, Letter]] = []  # orders that came before the terms
         self._vouched: set[int] = set()  # Flower runs whose terms we accepted
         self._failing: float | None = None
+        self._reason = ""  # why there was no connection, as it was said last
         self._dry = self._over = False
         self._seen: Hello | None = None
 
@@ -81,7 +82,9 @@ class Link:
         try:
             self._converse(enough)
         except Gone as gone:
-            self.site.say(f"no connection to {self.address} ({gone}); trying again")
+            if str(gone) != self._reason:  # once, and not every second of a night
+                self.site.say(f"no connection to {self.address} ({gone}); trying again until there is one")
+            self._reason = str(gone)
             time.sleep(AGAIN)
 
     def _converse(self, enough: Callable[[], bool]) -> None:
@@ -89,6 +92,7 @@ class Link:
         with self._connected() as client:
             node = self._activated(client)
             ends = Ends(client, node)
+            self._reason = ""
             self.site.say(f"connected to {self.address} as client {self.site.client}")
             resting = threading.Event()
             lost = threading.Event()
@@ -169,6 +173,8 @@ class Link:
         elif letter.kind == FAREWELL and run in self._vouched:
             self._over = True
             self._replies.put((message, Letter(ANSWER)))
+        elif letter.kind == REFUSAL and run in self._vouched:
+            raise FederationError(f"{self.address} refuses this site: {decode(letter.head, Refusal).why}")
         else:
             self._replies.put((message, _refusal(f"this site does not take '{letter.kind[:40]}' letters from you")))
         return True

@@ -33,7 +33,7 @@ def what_leaves(site: Site, hello: Hello) -> list[str]:
             counts = f"{sent['messages']} messages, {sent['parameters']:,} parameters, {sent['bytes']:,} bytes"
             lines.append(f"  {why}: {counts}, if this client is chosen as a rehearsal chooses")
     told = "whatever the server knows of it" if recipe.reproducible else "mixed with this site's secret"
-    lines.append(f"what stays: the images, their labels, this client's state; the site's randomness is {told}")
+    lines.append(f"nothing else leaves, neither images nor their names; this site's randomness is {told}")
     return lines
 
 

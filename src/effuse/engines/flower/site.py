@@ -68,7 +68,7 @@ class Site:
         self.device = pick_device(device)
         self.session = secrets.token_hex(8)
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # state may hold models of this site's data alone
         self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
         self.worker: Worker | None = None
         self._threads = 1
