@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import torch
-from idle import ARCHS, idle_recipe, ours_at, watch_sites
+from idle import idle_recipe, ours_at, watch_sites
+from networks import ARCHS
 
 import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 from effuse.core.model import Arch

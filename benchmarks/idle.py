@@ -7,7 +7,6 @@ import torch
 
 from effuse.algorithms.fedavg import Update
 from effuse.core.algorithm import Algorithm, Server, on_client
-from effuse.core.data import Shape
 from effuse.core.federation import Federation
 from effuse.core.model import Arch, Model
 from effuse.core.params import mean
@@ -18,13 +17,6 @@ from effuse.data.partition import Iid
 from effuse.data.sources import Digits
 from effuse.diffusion.objective import Denoise
 from effuse.engines.flower.site import Site
-from effuse.models.convnext_unet import ConvnextUnet
-from effuse.models.unet import CifarUnet
-
-ARCHS: dict[str, Arch] = {
-    "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
-    "36M": CifarUnet().resolved(Shape(32, 3, 10)),
-}
 
 
 @spec

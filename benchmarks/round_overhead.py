@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from networks import ARCHS
 
 import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 from effuse.algorithms.fedavg import Update
 from effuse.core.algorithm import Algorithm, Server, on_client
-from effuse.core.data import Dataset, Shape, Shard
+from effuse.core.data import Dataset, Shard
 from effuse.core.federation import Federation
 from effuse.core.machine import Eager
 from effuse.core.model import Arch, Model
@@ -31,13 +32,6 @@ from effuse.core.spec import spec
 from effuse.core.workbench import Client
 from effuse.diffusion.objective import Denoise
 from effuse.engines.simulator import Simulator, on_disk
-from effuse.models.convnext_unet import ConvnextUnet
-from effuse.models.unet import CifarUnet
-
-ARCHS: dict[str, Arch] = {
-    "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
-    "36M": CifarUnet().resolved(Shape(32, 3, 10)),
-}
 
 
 @spec

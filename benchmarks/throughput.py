@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import networks
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,15 +31,10 @@ from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.slots import in_slots
 from effuse.metrics.cost import macs
-from effuse.models.convnext_unet import ConvnextUnet
-from effuse.models.unet import CifarUnet, DigitsUnet
+from effuse.models.unet import DigitsUnet
 
 BATCH = 128
-ARCHS: dict[str, Arch] = {
-    "digits": DigitsUnet().resolved(Shape(8, 1, 10)),
-    "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
-    "36M": CifarUnet().resolved(Shape(32, 3, 10)),
-}
+ARCHS: dict[str, Arch] = {"digits": DigitsUnet().resolved(Shape(8, 1, 10)), **networks.ARCHS}
 TASK = Denoise()
 
 

@@ -48,12 +48,7 @@ class CIFAR10(Source):
     transforms: tuple[Transform, ...] = ()
 
     def load(self, split: Split) -> Dataset:
-        path = standard(
-            "cifar10.npz",
-            "convert https://www.cs.toronto.edu/~kriz/cifar.html with numpy.savez to the arrays train_images "
-            "(50000x32x32x3 uint8), train_labels, test_images and test_labels",
-        )
-        return read_npz(path, split, CIFAR10_CLASSES, "ignore", self.transforms)
+        return _cifar("cifar10.npz", "train_labels", split, CIFAR10_CLASSES, self.transforms)
 
 
 @spec
@@ -63,12 +58,17 @@ class CIFAR100(Source):
     transforms: tuple[Transform, ...] = ()
 
     def load(self, split: Split) -> Dataset:
-        path = standard(
-            "cifar100.npz",
-            "convert https://www.cs.toronto.edu/~kriz/cifar.html with numpy.savez to the arrays train_images "
-            "(50000x32x32x3 uint8), train_labels (the fine ones), test_images and test_labels",
-        )
-        return read_npz(path, split, tuple(map(str, range(100))), "ignore", self.transforms)
+        classes = tuple(map(str, range(100)))
+        return _cifar("cifar100.npz", "train_labels (the fine ones)", split, classes, self.transforms)
+
+
+def _cifar(file: str, labels: str, split: Split, classes: tuple[str, ...], transforms: tuple[Transform, ...]) -> Dataset:
+    path = standard(
+        file,
+        "convert https://www.cs.toronto.edu/~kriz/cifar.html with numpy.savez to the arrays train_images "
+        f"(50000x32x32x3 uint8), {labels}, test_images and test_labels",
+    )
+    return read_npz(path, split, classes, "ignore", transforms)
 
 
 @spec
