@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(ARCHS), help="one network")
     parser.add_argument("--clients", default="5", help="client counts, such as 1,5,20")
     parser.add_argument("--variants", default="plain,strong,eager,graph,compile,slots", help="which loops to time")
-    parser.add_argument("--steps", type=int, default=40, help="training steps a client")
+    parser.add_argument("--steps", type=int, default=200, help="training steps of all clients together")
     parser.add_argument("--slots", type=int, default=5, help="clients at a time in the variant `slots`")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
@@ -183,7 +183,8 @@ def main() -> None:
         arch = ARCHS[name]
         floor = ceiling / (3 * macs(arch))
         for clients in map(int, asked.clients.split(",")):
-            steps, repeat = (2, 1) if asked.quick else (asked.steps, 2)
+            # the same work for every number of clients
+            steps, repeat = (2, 1) if asked.quick else (max(1, asked.steps // clients), 2)
             makers: dict[str, Callable[[], Callable[[], int]]] = {
                 "plain": lambda: plain(arch, device, clients, steps),
                 "strong": lambda: strong(arch, device, clients, steps),

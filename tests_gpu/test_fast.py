@@ -190,14 +190,15 @@ def test_one_recording_serves_every_client_and_round(tmp_path, monkeypatch):
     assert used == [2, 1, 1], "three clients, so three slots: a training step on each, and the sampler on the server's"
 
 
-def test_slots_do_not_disturb_each_other():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_slots_do_not_disturb_each_other(compiled):
     """The same fit alone and five times at once, on the paper's network: a recorded step repeats to the bit, and so must all six."""
     arch, solver = ConvnextUnet().resolved(Shape(28, 1, 10)), Adam(lr=1e-4, batch=128, steps=40)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (2560, 1, 28, 28), dtype=torch.uint8, generator=generator)
     shard = Shard.whole(Dataset(images, torch.arange(2560) % 10, tuple("0123456789")).to(CUDA))
     start = arch.initial(Stream((0,))).to(CUDA)
-    machines = [Captured(CUDA, TASK, compiled=False) for _ in range(5)]
+    machines = [Captured(CUDA, TASK, compiled) for _ in range(5)]
 
     def fit(machine, owner):
         machine.release(owner)
@@ -210,6 +211,13 @@ def test_slots_do_not_disturb_each_other():
     for _ in range(2):  # at first they record in turn; the second time they really run together
         at_once = [digest for _, digest in in_slots(fit, range(5), machines, [m.stream for m in machines])]
     assert at_once == [alone] * 5
+
+
+def test_worker_processes_give_the_weights_of_one(tmp_path):
+    """Two processes with a GPU machine each, here both on one GPU: the bits of one process."""
+    recipe = toy_recipe(clients=4, rounds=2, speed="graph", model=NETS["convnext"], data=ToyImages(n=300, side=16), task=TASK)
+    one, two = (run(recipe, tmp_path / str(n), device="cuda", workers=n) for n in (1, 2))
+    assert two["weights_sha256"] == one["weights_sha256"]
 
 
 @pytest.mark.parametrize("name", ["convnext", "unet"])

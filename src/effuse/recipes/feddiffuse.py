@@ -76,7 +76,7 @@ def _recipe(
         algorithm=algorithm,
         rounds=rounds,
         evaluate=Evaluate(metrics=metrics),
-        sampler=Ancestral(batch=500),
+        sampler=Ancestral(batch=1000),
         seed=2023,
     )
 
