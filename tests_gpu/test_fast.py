@@ -37,6 +37,12 @@ NETS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    """Every test records for itself."""
+    devices.KEPT.clear()
+
+
 def blobs(n: int = 600) -> Dataset:
     """Discs of one size per class: something that can be learnt."""
     generator = torch.Generator().manual_seed(0)
@@ -190,6 +196,20 @@ def test_one_recording_serves_every_client_and_round(tmp_path, monkeypatch):
     assert used == [2, 1, 1], "three clients, so three slots: a training step on each, and the sampler on the server's"
 
 
+def test_a_second_run_records_nothing(tmp_path, monkeypatch):
+    """Two runs in one process, as in a table: other seeds and rates, the recordings of the first, and the weights of a process of its own."""
+    made = []
+    monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
+    recipe = toy_recipe(rounds=2, speed="graph", model=ConvnextUnet(dim=16), data=ToyImages(side=16), task=TASK)
+    other = recipe.changed(["seed=5", "algorithm.local.lr=0.01"])
+    run(recipe, tmp_path / "first", device="cuda")
+    found = [m.captures for m in made]
+    second = run(other, tmp_path / "second", device="cuda")
+    assert [m.captures for m in made] == found, "neither machines nor recordings are new"
+    devices.KEPT.clear()
+    assert run(other, tmp_path / "alone", device="cuda")["weights_sha256"] == second["weights_sha256"]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_slots_do_not_disturb_each_other(compiled):
     """The same fit alone and five times at once, on the paper's network: a recorded step repeats to the bit, and so must all six."""
@@ -214,8 +234,10 @@ def test_slots_do_not_disturb_each_other(compiled):
 
 
 def test_worker_processes_give_the_weights_of_one(tmp_path):
-    """Two processes with a GPU machine each, here both on one GPU: the bits of one process."""
-    recipe = toy_recipe(clients=4, rounds=2, speed="graph", model=NETS["convnext"], data=ToyImages(n=300, side=16), task=TASK)
+    """Two processes with a GPU machine each, here both on one GPU: the bits of one process, where algorithms are not chosen by trial."""
+    recipe = toy_recipe(
+        clients=4, rounds=2, speed="graph", reproducible=True, model=ConvnextUnet(dim=16), data=ToyImages(n=300, side=16), task=TASK
+    )  # fmt: skip
     one, two = (run(recipe, tmp_path / str(n), device="cuda", workers=n) for n in (1, 2))
     assert two["weights_sha256"] == one["weights_sha256"]
 
@@ -259,13 +281,14 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
     algorithm = FedPhD(local=Adam(lr=1e-4, batch=128, epochs=2), cohort=None, r_g=1, R_s=2, ratio=0.5, lambda_0=0.0)
+    arch = Unet(widths=(32, 64), layers=1, attention=(8,), conditional=True)
     losses = {}
     for speed in ("eager", "graph"):
         recipe = toy_recipe(
             clients=2,
             rounds=4,
             speed=speed,
-            model=NETS["unet"],
+            model=arch,
             data=ToyImages(n=1000, side=16),
             task=TASK,
             algorithm=algorithm,
@@ -273,7 +296,7 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
         result = run(recipe, tmp_path / speed, device="cuda")
         lines = [json.loads(x) for x in (tmp_path / speed / "rounds.jsonl").read_text().splitlines()][1:]
         losses[speed] = [x["loss"] for x in lines]
-    smaller = cut(NETS["unet"], 0.5)
+    smaller = cut(arch.resolved(recipe.data.load("train").shape), 0.5)
     assert result["parameters"] == sum(t.numel() for t in smaller.initial(Stream((0,))).params.tensors)
     assert losses["graph"] == pytest.approx(losses["eager"], rel=0.1)
     used = [m for m in made if any(key[0] == smaller for key in m._steps)]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from toy import ToyImages
 
-from effuse.core import captured
 from effuse.core.captured import WARM_UP, Captured
 from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
@@ -23,12 +22,12 @@ MODEL = ARCH.initial(Stream((0,)))
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch):
-    def recorded(step, stream):
+    def recorded(self, step, stream):
         for _ in range(WARM_UP):
             step()
         return types.SimpleNamespace(replay=torch.enable_grad()(step))
 
-    monkeypatch.setattr(captured, "recorded", recorded)
+    monkeypatch.setattr(Captured, "recorded", recorded)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
 
 

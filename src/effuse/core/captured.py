@@ -7,8 +7,8 @@ recording per (network, solver, loss, direction, batch shape) serves every clien
 
 import dataclasses
 import gc
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -25,18 +25,21 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
 from effuse.core.task import Batch, Net, Task
 
-RECORDING = threading.Lock()  # one recording at a time in a process
+# one recording at a time in a process, all of them in one thread: cuDNN's choice of algorithms is remembered by thread, and
+# two machines that chose differently would give different bits
+RECORDING = ThreadPoolExecutor(1, "recording")
 WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
 
 
 class Captured(Eager):
     """A GPU whose steps are CUDA graphs in bf16; weights and optimiser state stay fp32."""
 
-    def __init__(self, device: torch.device, task: Task, compiled: bool = True) -> None:
+    def __init__(self, device: torch.device, task: Task, compiled: bool = True, reproducible: bool = False) -> None:
         super().__init__(device, task)
-        self.compiled = compiled
-        # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own
-        self.stream = torch.cuda.Stream(device)
+        self.compiled, self.reproducible = compiled, reproducible
+        # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own,
+        # and the server may draw from one client's model while the next one trains
+        self.stream, self.drawing = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self.captures = 0  # recordings made, for whoever checks that there are few
         self._steps: dict[Any, TrainingStep] = {}
         self._evaluations: dict[Any, Evaluation] = {}
@@ -46,8 +49,7 @@ class Captured(Eager):
             return super().fit(net, work)  # padding would enter its statistics
         key = step_key(net.arch, work)  # type: ignore[arg-type]
         if key not in self._steps:
-            with RECORDING:
-                self._steps[key] = TrainingStep(self, net.arch, work)  # type: ignore[arg-type]
+            self._steps[key] = RECORDING.submit(TrainingStep, self, net.arch, work).result()  # type: ignore[arg-type]
             self.captures += 1
         step = self._steps[key]
         if not step.draws:
@@ -63,6 +65,9 @@ class Captured(Eager):
         gc.collect()  # compiled networks are held in circles
         torch.cuda.empty_cache()
 
+    def _known(self) -> set[Arch]:
+        return super()._known() | {key[0] for kept in (self._steps, self._evaluations) for key in kept}
+
     def generate(
         self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
     ) -> Images:
@@ -74,7 +79,26 @@ class Captured(Eager):
             return for_tensor_cores(arch.build())
 
     def faster(self, module: nn.Module) -> Any:
-        return torch.compile(module, dynamic=False) if self.compiled else module
+        if not self.compiled:
+            return module
+        return torch.compile(module, dynamic=False, options={"deterministic": self.reproducible})
+
+    def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        """Warm up, which lets cuDNN try its algorithms on the shapes at hand, unless a run must repeat to the bit; then record."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        trying, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, not self.reproducible
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    step()
+            torch.cuda.synchronize()
+            # other slots may be at work in their threads: only this thread's calls are checked, and nobody seeds meanwhile
+            with DEFAULT_GENERATOR, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                step()
+        finally:
+            torch.backends.cudnn.benchmark = trying
+        return graph
 
 
 class TrainingStep:
@@ -124,7 +148,7 @@ class TrainingStep:
                     self.noted = torch.zeros((), device=self.machine.device)
                 self.noted.copy_(noted)
 
-        self.graph = recorded(step, self.machine.stream)
+        self.graph = self.machine.recorded(step, self.machine.stream)
 
     @torch.no_grad()
     def run(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
@@ -203,7 +227,7 @@ class Evaluation:
                 y = run(self.x.contiguous(memory_format=torch.channels_last), self.t, self.labels)
             self.out.copy_(y)
 
-        self.graph = recorded(evaluate, machine.stream)
+        self.graph = machine.recorded(evaluate, machine.drawing)
 
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         self.x.copy_(x)
@@ -229,8 +253,8 @@ class _Recorded:
         key = (self.arch, tuple(x.shape), labels is not None)
         found = self.machine._evaluations.get(key)
         if found is None:
-            with RECORDING:
-                found = self.machine._evaluations[key] = Evaluation(self.machine, self.arch, x, labels is not None)
+            found = RECORDING.submit(Evaluation, self.machine, self.arch, x, labels is not None).result()
+            self.machine._evaluations[key] = found
             self.machine.captures += 1
         if id(found) not in self.filled:
             own, theirs = found.net.state_dict(keep_vars=True), self.net.state_dict(keep_vars=True)
@@ -242,24 +266,6 @@ class _Recorded:
 def draws_inside(net: nn.Module) -> bool:
     """Whether a step draws from torch's default generator, of which a process has only one."""
     return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())
-
-
-def recorded(step: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """Warm up, which lets cuDNN try its algorithms on the shapes at hand, then record."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    trying, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
-    try:
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                step()
-        torch.cuda.synchronize()
-        # other slots may be at work in their threads: only this thread's calls are checked, and nobody seeds meanwhile
-        with DEFAULT_GENERATOR, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            step()
-    finally:
-        torch.backends.cudnn.benchmark = trying
-    return graph
 
 
 def step_key(arch: Arch, work: Work) -> tuple[Any, ...]:

@@ -145,6 +145,15 @@ class Eager(Machine):
     def forget(self, arch: Arch) -> None:
         self._free.pop(arch, None)
 
+    def anew(self, arch: Arch) -> None:
+        """Ready for another run: nothing counted, nothing lent, nothing kept but for this architecture."""
+        self.meter, self._lent = Meter(), defaultdict(list)
+        for other in self._known() - {arch}:
+            self.forget(other)
+
+    def _known(self) -> set[Arch]:
+        return set(self._free)
+
     def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
         solver = work.solver
         net.train()

@@ -50,7 +50,8 @@ class Recipe(Spec):
     speed: Literal["auto", "eager", "graph", "compile"] = (
         "auto"  # eager is the reference: a client at a time, on all threads
     )
-    reproducible: bool = False  # a deployed site mixes no secret of its own into its randomness
+    # repeats to the bit: a deployed site mixes no secret of its own into its randomness, a GPU's algorithms are not chosen by trial
+    reproducible: bool = False
 
     def changed(self, settings: list[str]) -> "Recipe":
         """This recipe with `KEY=VALUE` settings applied, in order."""

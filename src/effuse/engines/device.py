@@ -1,5 +1,7 @@
 """Where a run computes, and on what kind of machine."""
 
+from collections.abc import Sequence
+
 import torch
 
 from effuse.core.captured import Captured, draws_inside
@@ -11,6 +13,7 @@ from effuse.engines.compiled import keep_compiled
 WORTH_COMPILING = 1_000_000  # training images: below that, a minute of compilation is not earned back
 SMALL = 20_000_000  # parameters up to which one client leaves a large GPU half idle
 MOST_SLOTS = 5
+KEPT: list[Captured] = []  # of the last run: in a table of many short runs, recording would take longer than training
 
 
 def pick_device(name: str) -> torch.device:
@@ -46,9 +49,24 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
     else:
         if speed == "compile":
             keep_compiled(device)
-        machines = [Captured(device, recipe.task, compiled=speed == "compile") for _ in range(slots(recipe))]
+        machines = _captured(recipe, device, speed == "compile")
     for machine in machines[1:]:
         machine.meter, machine.threads = machines[0].meter, machines[0].threads
+    return machines
+
+
+def keep(machines: Sequence[Eager]) -> None:
+    """Leave the machines of a run that is over, with their recordings, to the next run of this process."""
+    KEPT[:] = [machine for machine in machines if isinstance(machine, Captured)]
+
+
+def _captured(recipe: Recipe, device: torch.device, compiled: bool) -> list[Captured]:
+    kind = (device, recipe.task, compiled, recipe.reproducible)
+    left = [m for m in KEPT if (m.device, m.task, m.compiled, m.reproducible) == kind]
+    KEPT.clear()
+    machines = (left + [Captured(*kind) for _ in range(len(left), slots(recipe))])[: slots(recipe)]
+    for machine in machines:
+        machine.anew(recipe.model)
     return machines
 
 

@@ -19,7 +19,7 @@ from effuse.core.rng import stream
 from effuse.core.spans import span
 from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
-from effuse.engines.device import machines_for
+from effuse.engines.device import keep, machines_for
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
@@ -98,7 +98,9 @@ class Run:
     def complete(self) -> dict[str, Any]:
         """From the last checkpoint, or from nothing, to the result."""
         with self.fed:
-            return self._complete()
+            result = self._complete()
+        keep(self.machines)
+        return result
 
     def _complete(self) -> dict[str, Any]:
         algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
