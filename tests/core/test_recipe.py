@@ -57,6 +57,14 @@ def test_a_value_may_hold_an_equals_sign():
     assert demo().changed(["algorithm.local=sgd(lr=1.0, steps=2)"]).algorithm.local == SGD(lr=1.0, steps=2)
 
 
+def test_settings_that_are_right_only_together_are_taken_together():
+    """A solver works by epochs or by steps; each of the two settings alone would leave it with both or neither."""
+    local = (
+        demo().changed(["algorithm.local.epochs=None", "algorithm.local.steps=3", "algorithm.local.steps=4"]).algorithm.local
+    )
+    assert (local.epochs, local.steps) == (None, 4), "the last of two counts"
+
+
 @pytest.mark.parametrize(
     "setting, told",
     [

@@ -302,31 +302,31 @@ def test_lists_of_specs_carry_their_place_into_errors():
 
 def test_set_follows_dotted_paths():
     value = Abacus(inner=Abacus(beads=1))
-    assert replace(value, ["inner", "beads"], "9") == Abacus(inner=Abacus(beads=9))
-    assert replace(value, ["inner", "schedule", "floor"], "0.25").inner.schedule == CosineDecay(floor=0.25)
-    assert replace(value, ["inner"], "None").inner is None
+    assert replace(value, ["inner"], {"beads": "9"}) == Abacus(inner=Abacus(beads=9))
+    assert replace(value, ["inner", "schedule"], {"floor": "0.25"}).inner.schedule == CosineDecay(floor=0.25)
+    assert replace(value, [], {"inner": "None"}).inner is None
     assert value.inner.beads == 1, "the old value stays as it was"
 
 
 def test_set_takes_paths_as_text():
     """What cannot be parsed is the text itself where text is welcome, and an error where it is not."""
     for path in ("/data/my images", "../x.npz", "~/x", "C:\\data", "a-b/c", "name", "hf:name"):
-        assert replace(Abacus(), ["where"], path).where == path
-    assert replace(Abacus(), ["where"], "'quoted'").where == "quoted"
-    assert replace(Abacus(), ["where"], "None").where is None
+        assert replace(Abacus(), [], {"where": path}).where == path
+    assert replace(Abacus(), [], {"where": "'quoted'"}).where == "quoted"
+    assert replace(Abacus(), [], {"where": "None"}).where is None
     with pytest.raises(RecipeError, match="cannot read '../x'"):
-        replace(Abacus(), ["beads"], "../x")
+        replace(Abacus(), [], {"beads": "../x"})
 
 
 def test_set_names_the_place_of_a_mistake():
     with pytest.raises(RecipeError, match="recipe: no key 'bead'; did you mean beads"):
-        replace(Abacus(), ["bead"], "1")
+        replace(Abacus(), [], {"bead": "1"})
     with pytest.raises(RecipeError, match="schedule: no key 'flor'; did you mean floor"):
-        replace(Abacus(), ["schedule", "flor"], "1")
+        replace(Abacus(), ["schedule"], {"flor": "1"})
     with pytest.raises(RecipeError, match="beads: 3 has no keys of its own, so 'beads.x' leads nowhere"):
-        replace(Abacus(), ["beads", "x"], "1")
+        replace(Abacus(), ["beads"], {"x": "1"})
     with pytest.raises(RecipeError, match="^schedule.floor: -1 is wrong"):
-        replace(Abacus(), ["schedule", "floor"], "-1")
+        replace(Abacus(), ["schedule"], {"floor": "-1"})
 
 
 def test_two_specs_of_one_name_are_an_error(monkeypatch):

@@ -1,6 +1,7 @@
 """A recipe: every free choice of a run, and nothing that follows from another choice."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,15 +55,10 @@ class Recipe(Spec):
     reproducible: bool = False
 
     def changed(self, settings: list[str]) -> "Recipe":
-        """This recipe with `KEY=VALUE` settings applied, in order."""
+        """This recipe with `KEY=VALUE` settings applied, in order; neighbours of one parent at once."""
         recipe: Any = self
-        for setting in settings:
-            key, equals, value = setting.partition("=")
-            if not equals or not key.strip():
-                raise RecipeError(
-                    f"--set {setting}: expected KEY=VALUE, such as rounds=2 or partition='label_skew(beta=0.1)'"
-                )
-            recipe = replace(recipe, key.strip().split("."), value)
+        for parent, siblings in itertools.groupby(map(_setting, settings), lambda setting: setting[0]):
+            recipe = replace(recipe, list(parent), {key: value for _, key, value in siblings})
         return recipe
 
     def resolved(self, train: Dataset) -> "Recipe":
@@ -105,3 +101,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("recipe"), dict):
         raise RecipeError(f"{file} is not a manifest: it has no recipe")
     return manifest
+
+
+def _setting(setting: str) -> tuple[tuple[str, ...], str, str]:
+    """Path, key and value of a `KEY=VALUE`."""
+    key, equals, value = setting.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {setting}: expected KEY=VALUE, such as rounds=2 or partition='label_skew(beta=0.1)'")
+    *parent, last = key.strip().split(".")
+    return tuple(parent), last, value

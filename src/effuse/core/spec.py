@@ -13,6 +13,7 @@ import pkgutil
 import re
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
 
 import pydantic
@@ -182,21 +183,25 @@ def make(cls: type, values: dict[str, Any], where: str) -> Any:
         raise RecipeError(f"{place}: {_clip(repr(first['input']))} is wrong, {message}") from None
 
 
-def replace(value: Spec, path: list[str], source: str, where: str = "") -> Spec:
-    """Set one key, given as a dotted path, from text of the grammar."""
-    key, rest = path[0], path[1:]
+def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str = "") -> Spec:
+    """Set keys of the spec at a path from text of the grammar, all at once, for some are only right together."""
     hints = field_hints(type(value))
-    place = f"{where}.{key}" if where else key
-    if key not in hints:
-        raise RecipeError(f"{where or 'recipe'}: no key '{key}'; {nearest(key, hints)}")
-    if rest:
-        inner = getattr(value, key)
-        if not isinstance(inner, Spec):
-            raise RecipeError(f"{place}: {inner!r} has no keys of its own, so '{'.'.join(path)}' leads nowhere")
-        new = replace(inner, rest, source, place)
-    else:
-        new = build_text(source, hints[key], place)
-    return with_values(value, where, **{key: new})
+    for key in path[:1] or sources:
+        if key not in hints:
+            raise RecipeError(f"{where or 'recipe'}: no key '{key}'; {nearest(key, hints)}")
+    if not path:
+        built = {key: build_text(source, hints[key], _below(where, key)) for key, source in sources.items()}
+        return with_values(value, where, **built)
+    key, place = path[0], _below(where, path[0])
+    inner = getattr(value, key)
+    if not isinstance(inner, Spec):
+        wanted = ".".join([*path, next(iter(sources))])
+        raise RecipeError(f"{place}: {inner!r} has no keys of its own, so '{wanted}' leads nowhere")
+    return with_values(value, where, **{key: replace(inner, path[1:], sources, place)})
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
 
 
 def with_values(value: Spec, where: str, /, **changes: Any) -> Any:
