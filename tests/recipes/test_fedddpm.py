@@ -7,9 +7,9 @@ import pytest
 
 from effuse.engines.check import check
 from effuse.engines.driver import run
-from effuse.engines.reproduce import Reproduction
+from effuse.engines.reproduce import Reproduction, value_at
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.fedddpm import COMPARED, METHODS
+from effuse.recipes.fedddpm import COMPARED, KNOBS, METHODS
 
 # labels need no files
 MNIST = "data=labels(sizes=[5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], side=28, channels=1)"
@@ -121,7 +121,8 @@ def test_the_scaled_profile_keeps_the_structure():
     assert steps < 25_000 and found["parameters"]["total"] < 4_000_000
 
 
-TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison")
+TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison",
+          "fedddpm.tuning")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -155,6 +156,19 @@ def test_a_cells_partition_and_participation():
     sizes = found["partition"]["sizes"]
     assert sum(sizes) == 60_000 and min(sizes) >= 10 and max(sizes) > 3 * min(sizes)
     assert found["traffic"]["parameters"]["up"] == 30 * 12_098_305
+
+
+def test_everybody_is_tuned_alike(tmp_path):
+    """Three values each, one of them the method's own in the comparison, on a seed that is not in it, with the comparison's work a round."""
+    reported = {plan.recipe.seed for plan in Reproduction(*find_table("fedddpm.comparison"), tmp_path).planned.values()}
+    plans = list(Reproduction(*find_table("fedddpm.tuning(rounds=20, warmup=5)"), tmp_path).planned.values())
+    for method, (knob, values) in KNOBS.items():
+        found = [plan.recipe for plan in plans if plan.cell.labels["method"] == method]
+        assert [value_at(r, knob) for r in found] == list(values) and len(values) == 3
+        own = value_at(find_recipe(f'{METHODS_OF[method]}(scale="scaled")')[1], knob)
+        assert own in values, method
+        assert {r.seed for r in found}.isdisjoint(reported)
+    assert set(COMPARED) - set(KNOBS) == {"fedavg_matched", "local_only"}, "which are FedAvg for longer and without averages"
 
 
 def test_the_comparison_can_be_resized(tmp_path):

@@ -243,6 +243,8 @@ PRINTED = {
 STAND_INS = {k: k.replace("fid", "fid_classifier") for k in ("fid", "fid_ema", "fid_auxiliary", "fid_pooled")}
 SMOKE = Scale(metrics=STAND_INS, comparable=False)
 SCALES = {"paper": Scale(), "scaled": Scale(comparable=False), "smoke": SMOKE}
+LESS = ("clients=6", "rounds=2", "evaluate.every=0", 'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train")]')
+SMALL_SCALES = {"scaled": SCALES["scaled"], "smoke": dataclasses.replace(SMOKE, settings=LESS)}
 
 
 def table1() -> Table:
@@ -312,29 +314,55 @@ def comparison(
     """All methods and fair controls at the scaled size, in which rounds, clients, warm-up and evaluation can be changed."""
     changed = {k: v for k, v in (("rounds", rounds), ("clients", clients), ("warmup", warmup)) if v is not None}
     s = dataclasses.replace(_setting(data, "scaled"), **changed)
-
-    def settings(method: str) -> list[str]:
-        T = {"fedavg_matched": _matched(s), "aux_only": _share(s), "local_only": _share(s)}.get(method, s.rounds)
-        chosen = [f"rounds={T}", f"clients={s.clients}", f'evaluate.metrics=[fid(n={samples}, split="train")]']
-        chosen += [f"algorithm.warmup.epochs={s.warmup}"] if method in ("fedddpm", "plus", "localaug", "aux_only") else []
-        chosen += [f"algorithm.local.steps={s.cohort * s.K * s.batches}"] if method == "centralised" else []
-        return chosen + [f"evaluate.every={0 if method == 'local_only' else every}"]
-
     cells = [
-        _cell(method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}", *settings(method))
+        _cell(
+            method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}", *_budget(s, method, every, samples)
+        )
         for seed in seeds
         for partition in ("shard", "dir0.1")
         for method in COMPARED
     ]
     title = f"FedDDPM and rivals on {data}, scaled: {s.clients} clients, {s.rounds} rounds, {s.warmup} epochs of warm-up"
-    less = (
-        "clients=6",
-        "rounds=2",
-        "evaluate.every=0",
-        'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train")]',
-    )
-    scales = {"scaled": SCALES["scaled"], "smoke": dataclasses.replace(SMOKE, settings=less)}
-    return Table(title=title, cells=tuple(cells), repeats="seed", also=("fid_auxiliary", "fid_pooled"), scales=scales)
+    return Table(title=title, cells=tuple(cells), repeats="seed", also=("fid_auxiliary", "fid_pooled"), scales=SMALL_SCALES)
+
+
+# what is tried of each method; those that are not here take FedAvg's step, as all do
+KNOBS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "fedavg": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
+    "fedddpm": ("algorithm.central.lr", (5e-5, 1e-4, 5e-4)),
+    "plus": ("algorithm.central.epochs", (5, 20, 40)),
+    "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
+    "mofedsam": ("algorithm.rho", (0.02, 0.1, 0.5)),
+    "fedprox": ("algorithm.mu", (0.001, 0.01, 0.1)),
+    "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
+    "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
+    "aux_only": ("algorithm.central.lr", (2e-4, 5e-4, 1e-3)),
+    "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
+}
+
+
+def tuning(data: Data = "mnist", seed: int = 100, rounds: int = 20, warmup: int = 10, samples: int = 5_000) -> Table:
+    """Three values of one knob of each method under shards, on a seed that is not reported; FedAvg's step first, for it is everybody's."""
+    s = dataclasses.replace(_setting(data, "scaled"), rounds=rounds, warmup=warmup)
+    cells = [
+        _cell(
+            method, data, {"partition": "shard", "value": f"{value:g}"}, None, f"seed={seed}",
+            *_budget(s, method, 0, samples), f"{knob}={value}",
+        )
+        for method, (knob, values) in KNOBS.items()
+        for value in values
+    ]  # fmt: skip
+    title = f"FedDDPM and rivals on {data}: what was tried on seed {seed}, {rounds} rounds, {warmup} epochs of warm-up"
+    return Table(title=title, cells=tuple(cells), scales=SMALL_SCALES)
+
+
+def _budget(s: Setting, method: str, every: int, samples: int) -> list[str]:
+    """Settings that give every method the same work at this size."""
+    T = {"fedavg_matched": _matched(s), "aux_only": _share(s), "local_only": _share(s)}.get(method, s.rounds)
+    chosen = [f"rounds={T}", f"clients={s.clients}", f'evaluate.metrics=[fid(n={samples}, split="train")]']
+    chosen += [f"algorithm.warmup.epochs={s.warmup}"] if method in ("fedddpm", "plus", "localaug", "aux_only") else []
+    chosen += [f"algorithm.local.steps={s.cohort * s.K * s.batches}"] if method == "centralised" else []
+    return chosen + [f"evaluate.every={0 if method == 'local_only' else every}"]
 
 
 def _cell(method: str, data: Data, labels: dict[str, str | int], printed: float | None, *settings: str) -> Cell:
