@@ -26,6 +26,7 @@ from effuse.diffusion.samplers import Ancestral
 from effuse.engines import rounds
 from effuse.engines.driver import resume, run
 from effuse.engines.folder import RunFolder
+from effuse.engines.observer import Observer
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
 RECIPES = {
@@ -256,7 +257,10 @@ def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
 
 def test_resuming_a_finished_run_gives_its_result(tmp_path):
     first = run(toy_recipe(), tmp_path / "run")
-    assert resume(tmp_path / "run") == first
+    observer = Observer()
+    observer.said = (words := []).append
+    assert resume(tmp_path / "run", observer=observer) == first
+    assert words == [f"{tmp_path / 'run'} is finished; nothing was left to do"]
 
 
 def test_old_states_and_checkpoints_are_dropped(tmp_path):

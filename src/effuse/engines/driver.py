@@ -104,14 +104,16 @@ def resume(
     _refuse_workers(workers, engine, served)
     folder = RunFolder(out)
     with folder.locked():
+        observer = observer or Observer()
         if folder.result.exists():
+            observer.said(f"{out} is finished; nothing was left to do")
             return folder.read_result()
         train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
         workers = workers or manifest.get("workers")
-        return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer or Observer()).complete()
+        return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer).complete()
 
 
 def _refuse_workers(workers: int | None, engine: str, served: Engine | None) -> None:
