@@ -81,7 +81,7 @@ class Captured(Eager):
     def faster(self, module: nn.Module) -> Any:
         if not self.compiled:
             return module
-        return torch.compile(module, dynamic=False, options={"deterministic": self.reproducible})
+        return torch.compile(module, dynamic=False, options={"deterministic": True} if self.reproducible else None)
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """Warm up, which lets cuDNN try its algorithms on the shapes at hand, unless a run must repeat to the bit; then record."""
