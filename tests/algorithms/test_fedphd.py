@@ -12,7 +12,7 @@ from toy import ADAM, toy_recipe
 
 from effuse.algorithms.fedphd import Choice, Edge, FedPhD, chances, homogeneity, sparsifying
 from effuse.core.algorithm import on_client
-from effuse.core.errors import RecipeError
+from effuse.core.errors import RecipeError, WireError
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD
@@ -315,3 +315,10 @@ def test_a_cohort_of_more_than_all_is_refused():
 def test_a_per_step_average_is_refused():
     with pytest.raises(RecipeError, match="use the recipe's `ema`"):
         build(parse("fedphd(local=sgd(lr=0.1, steps=1, ema=0.9))"), Spec, "algorithm")
+
+
+@pytest.mark.parametrize("edges", [(), (0, 0), (1,), (-1, 0), (0, 2)])
+def test_an_odd_choice_of_edges_is_refused(edges):
+    """It came from a site: the answer is rejected, and not the server stopped."""
+    with pytest.raises(WireError, match="is not an order of edges"):
+        Choice(edges)

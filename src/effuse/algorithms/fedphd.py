@@ -75,6 +75,10 @@ class Choice:
     edges: tuple[int, ...]
     told: Told | None = None  # its histogram, where the answer that told it was lost
 
+    def __post_init__(self) -> None:
+        if sorted(self.edges) != list(range(len(self.edges))) or not self.edges:
+            raise WireError(f"edges: {list(self.edges)[:20]} is not an order of edges 0, 1, ...")
+
 
 @message
 class Trained:
@@ -190,7 +194,7 @@ class FedPhD(Algorithm, name="fedphd"):
         q = torch.tensor([edge.counts for edge in server.edges])
         choices = dict(fed.ask(self.choose, cohort, q=q, scale=self._scale(server)))
         late = {n: choice.told.histogram for n, choice in choices.items() if choice.told is not None}
-        at = {n: next(e for e in choice.edges if e in here) for n, choice in choices.items()}
+        at = {n: next((e for e in choice.edges if e in here), here[0]) for n, choice in choices.items()}
         return dataclasses.replace(server, told=server.told | late), at
 
     def _train(self, server: Tree, fed: Federation, edges: list[Edge], at: Mapping[int, int]) -> None:
