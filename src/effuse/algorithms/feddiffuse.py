@@ -43,6 +43,13 @@ class Full(FedAvg, name="feddiffuse_full"):
 
     shared: ClassVar[tuple[str, ...]] = PARTS  # what server and clients exchange; the rest never leaves its client
 
+    def __post_init__(self) -> None:
+        if self.local.ema is not None and self.cohort is not None:
+            raise RecipeError(
+                "algorithm.local.ema: clients keep their averages from round to round, so all must take part in all; "
+                "leave cohort out, or use the recipe's `ema`"
+            )
+
     def setup(self, model: Model, fed: Federation) -> Server:
         model.part(*PARTS)  # a network that has no such parts is refused here
         if model.buffers:
@@ -77,8 +84,14 @@ class Full(FedAvg, name="feddiffuse_full"):
     @on_client
     def train(self, client: Client, theta: Model, report: tuple[str, ...]) -> Report:
         net = client.load(self.own(client, theta))
-        fit = client.fit(net, self.local, client.data)  # all parts learn, whichever are reported
+        # all parts learn, whichever are reported
+        fit = client.fit(net, self.local, client.data, average=client.state.get("average"))
         theta_k = client.unload(net)
+        if fit.average is not None:
+            client.state["average"] = fit.average
+            if client.federated == client.rounds - 1:
+                # the mean of moving averages is the moving average of the mean: reported last, it costs no byte
+                theta_k = theta_k.holding(fit.average)
         client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
         return Report({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
 

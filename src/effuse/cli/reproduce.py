@@ -90,12 +90,18 @@ def _means(means: list[dict[str, Any]]) -> Page:
     page = Page(title="mean ± standard deviation", title_justify="left")
     for label in means[0]["labels"]:
         page.add_column(label)
-    for column in ("printed", "ours", "runs"):
+    also = list(dict.fromkeys(metric for row in means for metric in row["also"]))
+    for column in ("printed", "ours", *also, "runs"):
         page.add_column(column, justify="right", overflow="fold")
     for row in means:
-        ours = _number(row["mean"]) + ("" if row["std"] is None else f" ± {_number(row['std'])}")
-        page.add_row(*map(str, row["labels"].values()), _number(row["printed"]), ours, f"{row['done']} of {row['of']}")
+        numbers = [_mean(row), *(_mean(row["also"].get(metric, {})) for metric in also)]
+        runs = f"{row['done']} of {row['of']}"
+        page.add_row(*map(str, row["labels"].values()), _number(row["printed"]), *numbers, runs)
     return page
+
+
+def _mean(row: dict[str, Any]) -> str:
+    return _number(row.get("mean")) + ("" if row.get("std") is None else f" ± {_number(row['std'])}")
 
 
 def _printed(row: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""The denoising objective: Ho et al., 2020, Eq. 14, with v and x0 targets (Salimans and Ho, 2022)."""
+"""The denoising objective: Ho et al., 2020, Eq. 14, with v and x0 targets (Salimans and Ho, 2022) and Min-SNR weights."""
 
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from effuse.core.spec import spec
@@ -23,6 +23,7 @@ class Denoise(Prediction):
     target: Literal["epsilon", "v", "x0"] = "epsilon"
     distance: Literal["mse", "huber"] = "mse"
     schedule: NoiseSchedule = Linear()
+    min_snr: PositiveFloat | None = None  # gamma of Hang et al., 2023; None weighs every time step alike
     drop: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0  # labels replaced by the null label, to allow guidance
 
     def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -60,4 +61,10 @@ class Denoise(Prediction):
     def error(self, output: Tensor, batch: Batch) -> Tensor:
         """The loss of each image, the mean over its pixels."""
         measure = F.mse_loss if self.distance == "mse" else F.smooth_l1_loss
-        return measure(output.float(), self.wanted(batch), reduction="none").flatten(1).mean(1)
+        error = measure(output.float(), self.wanted(batch), reduction="none").flatten(1).mean(1)
+        return error if self.min_snr is None else error * self.weight(batch, self.min_snr)
+
+    def weight(self, batch: Batch, gamma: float) -> Tensor:
+        """min(SNR, gamma) for the error of x0, and what that is for the errors of epsilon and v."""
+        snr = (batch.drawn["a"] / batch.drawn["s"]).square().flatten()
+        return snr.clamp(max=gamma) / {"epsilon": snr, "v": snr + 1, "x0": 1}[self.target]

@@ -59,8 +59,9 @@ def run(
     workers: int | None = None,
     observer: Observer | None = None,
     served: Engine | None = None,
+    trained: Path | None = None,
 ) -> dict[str, Any]:
-    """Start a run in a new folder and see it through."""
+    """Start a run in a new folder and see it through; `trained` is a finished run of the same training, done only once then."""
     if served is None and engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
     if engine == "flower":
@@ -81,6 +82,8 @@ def run(
     with folder.locked():
         kind = SERVED if served else engine
         folder.create(recipe, name, kind, place.type, workers, {"train": train.digest, "test": test.digest})
+        if trained is not None:
+            folder.inherit(RunFolder(trained))
         return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer or Observer()).complete()
 
 

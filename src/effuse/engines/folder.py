@@ -1,9 +1,11 @@
 """A run folder: what a run writes, where, and how it survives being killed."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import platform
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +34,7 @@ class Checkpoint:
     snapshots: dict[int, str]
     workbench: str | None  # the snapshot of the server's own optimiser
     ledger: dict[str, list[int]]
-    metrics: str  # the last evaluation, as JSON
+    metrics: str  # the last evaluation, as JSON; null where the model is still to be looked at
     digests: list[str]  # of personal models, when last evaluated
     lines: int  # bytes of rounds.jsonl that belong to it
     seconds: float
@@ -145,6 +147,20 @@ class RunFolder:
         except WireError as error:
             raise RunError(f"{newest[0]} cannot be read ({error}); restore it from a backup, or start a new run") from None
         return checkpoint
+
+    def inherit(self, other: "RunFolder") -> None:
+        """Begin where another run of the same training ended, its looks at the model left out."""
+        ended = other.load_checkpoint()
+        if ended is None:
+            raise RunError(f"{other.path} has no checkpoint to go on from; run it again")
+        if read_manifest(other.path).get("data_sha256") != read_manifest(self.path)["data_sha256"]:
+            raise RunError(f"{other.path} was trained on other data than is there now; run it again, or restore the data")
+        for record in other.each_record():
+            self.append({key: value for key, value in record.items() if key != "metrics"})
+        for kept in ("clients", "server"):
+            if (other.path / kept).is_dir():
+                shutil.copytree(other.path / kept, self.path / kept, dirs_exist_ok=True)
+        self.save_checkpoint(dataclasses.replace(ended, metrics="null", digests=[], lines=self.rounds.stat().st_size))
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("*.safetensors"))

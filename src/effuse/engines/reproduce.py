@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from effuse.core.errors import RunError, TrainingError
-from effuse.core.recipe import Recipe
+from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.table import Cell, Table
 from effuse.engines import driver
 from effuse.engines.check import check
@@ -35,6 +35,16 @@ def value_at(recipe: Recipe, key: str) -> int | None:
     for word in key.split("."):
         value = getattr(value, word, None)
     return value
+
+
+def _training(recipe: Recipe) -> Recipe:
+    """A recipe without what begins when training is over."""
+    return dataclasses.replace(recipe, sampler=None, evaluate=Evaluate())
+
+
+def _mean(values: list[float]) -> dict[str, float | None]:
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values) if values else None, "std": spread}
 
 
 class Reproduction:
@@ -73,10 +83,19 @@ class Reproduction:
             elif plan.folder.manifest.exists():
                 driver.resume(path, device=None if device == "auto" else device, observer=observer)
             else:
-                driver.run(plan.recipe, path, name=f"{self.name} {name}", device=device, observer=observer)
+                trained = self._trained_alike(plan)
+                driver.run(plan.recipe, path, name=f"{self.name} {name}", device=device, observer=observer, trained=trained)
         except TrainingError as error:  # this cell diverges, and always will: the others have not been tried
             self.failed[name] = str(error)
         self.save()
+
+    def _trained_alike(self, plan: Planned) -> Path | None:
+        """The run of a finished cell that differs in nothing but how the model is looked at in the end."""
+        if plan.recipe.evaluate.every:  # what it would have seen on its way, nobody else has looked at
+            return None
+        training = _training(plan.recipe)
+        alike = (p for p in self.planned.values() if _training(p.recipe) == training and self._state(p)[0] == "done")
+        return next((p.folder.path for p in alike), None)
 
     def _rehearse(self, plan: Planned) -> None:
         found = check(plan.recipe, plan.cell.name)
@@ -113,8 +132,10 @@ class Reproduction:
         for labels, group in groups.items():
             ours = [row["ours"] for row in group if row["ours"] is not None]
             mean = {"labels": dict(labels), "metric": group[0]["metric"], "printed": group[0]["printed"]}
-            mean |= {"done": len(ours), "of": len(group), "mean": statistics.fmean(ours) if ours else None}
-            means.append(mean | {"std": statistics.stdev(ours) if len(ours) > 1 else None})
+            mean |= {"done": len(ours), "of": len(group), **_mean(ours)}
+            also = dict.fromkeys(name for row in group for name in row["also"])
+            others = {name: [row["also"][name] for row in group if name in row["also"]] for name in also}
+            means.append(mean | {"also": {name: _mean(values) for name, values in others.items()}})
         return means
 
     def row(self, plan: Planned) -> dict[str, Any]:

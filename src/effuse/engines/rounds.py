@@ -93,6 +93,7 @@ class Run:
         self.ema: Model | None = None
         self.seconds = 0.0
         self.metrics: dict[str, Any] = {}
+        self.unseen = False  # the model was trained by another run, and only the look at it is left
         self.digests: list[str] = []
 
     def complete(self) -> dict[str, Any]:
@@ -148,6 +149,10 @@ class Run:
                 spent = checked - before
                 self.observer.phase("training")
             started, trained, evaluated = time.monotonic(), self.machine.meter.images, self.machine.meter.evaluations
+        if self.unseen:
+            self.observer.phase("evaluating")
+            with span("evaluate"):
+                self.metrics = self._evaluate(algorithm.deliver(server), federated) | self._evaluate_images(server)
         with span("checkpoint"):
             return self._finish(server, federated)
 
@@ -159,7 +164,8 @@ class Run:
             self.ema, self.seconds = placed(saved.ema, self.machine.device), saved.seconds
             fed.snapshots, fed.durable = dict(saved.snapshots), dict(saved.snapshots)
             fed.ledger.restore(saved.ledger)
-            self.metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
+            metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
+            self.metrics, self.unseen = metrics or {}, metrics is None
             fed.workbench.state = placed(self.bench_state.read(saved.workbench), self.machine.device)
             self.folder.cut(saved.lines)
             return placed(saved.server, self.machine.device), saved.t, saved.federated

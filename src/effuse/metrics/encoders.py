@@ -132,34 +132,37 @@ def generated(subject: Subject, encoder: Encoder, n: int, clipped: bool = False)
     return held.first(n)
 
 
-def reference_rows(subject: Subject, split: Split, count: int | None) -> Tensor:
-    """The real images to compare with: all, or a fixed random choice, since a set may be sorted by class."""
-    size = len(subject.real(split))
-    if count is None or count == size:
-        return torch.arange(size)
-    if count > size:
-        raise DataError(f"reference={count}, but the {split} split of {subject.data} has {size} images; lower it or drop it")
-    chosen = Stream(("reference", split)).numpy().permutation(size)[:count]
+def reference_rows(subject: Subject, split: Split, count: int | None, skip: int = 0) -> Tensor:
+    """The real images to compare with: all, or a fixed random choice after `skip` others, since a set may be sorted by class."""
+    there = len(subject.real(split)) - skip
+    if (count or 0) > there:
+        raise DataError(
+            f"reference={count}, but the {split} split of {subject.data} has {there} images"
+            + (f" beside the {skip} skipped; lower either" if skip else "; lower it or drop it")
+        )
+    chosen = Stream(("reference", split)).numpy().permutation(there + skip)[skip:][:count]
     return torch.from_numpy(chosen).sort().values
 
 
-def reference(subject: Subject, encoder: Encoder, split: Split, count: int | None = None, clipped: bool = False) -> Encoding:
+def reference(
+    subject: Subject, encoder: Encoder, split: Split, count: int | None = None, clipped: bool = False, skip: int = 0
+) -> Encoding:
     """Features of real images, kept on disk between evaluations and runs."""
 
     def compute() -> dict[str, Tensor]:
-        dataset, rows = subject.real(split), reference_rows(subject, split, count)
+        dataset, rows = subject.real(split), reference_rows(subject, split, count, skip)
         images = dataset.images[rows.to(dataset.images.device)]
         pieces = [stored(dataset.floats(some), clipped) for some in images.split(1000)]
         features, logits = encoder.encode(torch.cat(pieces), subject)
         return {"features": features} if logits is None else {"features": features, "logits": logits}
 
-    key = reference_key(subject, encoder, split, count, clipped)
+    key = reference_key(subject, encoder, split, count, clipped, skip)
     held = once(subject, ("reference", *key), lambda: kept(subject.cache, "features", key, compute))
     return Encoding(held["features"], held.get("logits"))
 
 
-def reference_key(subject: Subject, encoder: Encoder, split: Split, count: int | None, clipped: bool) -> Key:
+def reference_key(subject: Subject, encoder: Encoder, split: Split, count: int | None, clipped: bool, skip: int = 0) -> Key:
     """Everything that reference features depend on."""
-    rows = len(reference_rows(subject, split, count))
-    data = (subject.data, split, subject.real(split).digest, rows)
+    rows = len(reference_rows(subject, split, count, skip))
+    data = (subject.data, split, subject.real(split).digest, rows, skip)
     return (*data, text(encoder), encoder.identity(subject), encoder.preprocessing, clipped)

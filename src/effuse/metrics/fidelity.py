@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from effuse.core.data import Split
@@ -26,6 +26,7 @@ class Fidelity(Metric, ABC):
     encoder: Encoder = Inception()
     split: Split = "test"  # where the real images come from
     reference: AtLeastTwo | None = None  # how many of them; None for all
+    skip: NonNegativeInt = 0  # so many of them first, in their fixed random order: those that another figure has seen
     clipped: bool = False  # write images as FedDiffuse does, all below mid-grey black
 
     @property
@@ -33,15 +34,16 @@ class Fidelity(Metric, ABC):
         return (self.key(self.name),)
 
     def ready(self, outlook: Outlook) -> None:
-        there = outlook.real[self.split]
-        if self.reference is not None and self.reference > there:
-            split = f"the {self.split} split has {there} images"
-            raise RecipeError(f"{self.name}: reference={self.reference}, but {split}; lower it")
+        there = outlook.real[self.split] - self.skip
+        if (self.reference or min(self.skip, 2)) > there:
+            split = f"the {self.split} split has {outlook.real[self.split]} images"
+            wanted = f"skip={self.skip} and reference={self.reference}" if self.skip else f"reference={self.reference}"
+            raise RecipeError(f"{self.name}: {wanted}, but {split}; lower {'either' if self.skip else 'it'}")
         self.encoder.ready()
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
         made = generated(subject, self.encoder, self.n, self.clipped)
-        real = reference(subject, self.encoder, self.split, self.reference, self.clipped)
+        real = reference(subject, self.encoder, self.split, self.reference, self.clipped, self.skip)
         protocol = self.protocol(subject) | {"features": real.features.shape[1], "reference": len(real.features)}
         return self.compare(made, real, protocol, subject)
 
@@ -62,6 +64,7 @@ class Fidelity(Metric, ABC):
             "clipped": self.clipped,
             "generated": self.n,
             "split": self.split,
+            "skipped": self.skip,
             "data": subject.data,
         }
 
@@ -80,7 +83,7 @@ class FID(Fidelity, name="fid"):
 
     def _real_moments(self, real: Encoding, subject: Subject) -> distances.Moments:
         # the covariance of 50,000 x 2048 features takes longer than everything after it
-        key = reference_key(subject, self.encoder, self.split, self.reference, self.clipped)
+        key = reference_key(subject, self.encoder, self.split, self.reference, self.clipped, self.skip)
 
         def compute() -> dict[str, Tensor]:
             return distances.moments(real.features)._asdict()
@@ -109,7 +112,7 @@ class PrecisionRecall(Fidelity):
 
     def ready(self, outlook: Outlook) -> None:
         super().ready(outlook)
-        self._require_neighbours(self.reference or outlook.real[self.split])
+        self._require_neighbours(self.reference or outlook.real[self.split] - self.skip)
 
     def _require_neighbours(self, real: int) -> None:
         fewest = min(self.n, real)
