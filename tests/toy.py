@@ -206,6 +206,7 @@ ALGORITHMS = {
     "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
     "localonly": LocalOnly(local=ADAM),
     "feddiffuse, full": Full(local=ADAM),
+    "feddiffuse, full, averaged over steps": Full(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5, state="kept")),
     "feddiffuse, usplit": USplit(local=ADAM),
     "feddiffuse, usplit, part of the clients": USplit(local=ADAM, cohort=2),
     "feddiffuse, ulatdec": ULatDec(local=ADAM),

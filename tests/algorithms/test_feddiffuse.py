@@ -10,6 +10,7 @@ from hand import HandImages, HandNet, HandSplit
 from torch import Tensor, nn
 from toy import ADAM, toy_recipe
 
+from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.feddiffuse import PARTS, Full, UDec, ULatDec, USplit
 from effuse.core.errors import EffuseError
@@ -21,6 +22,7 @@ from effuse.core.solvers import SGD, Adam
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Net, Task
 from effuse.core.wire import each_params
+from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.check import check
 from effuse.engines.driver import run
@@ -261,6 +263,39 @@ def test_a_network_without_the_parts_is_refused():
         check(by_hand(UDec(local=STEP), model=HandNet()))
 
 
-def test_a_per_step_average_is_refused():
-    with pytest.raises(EffuseError, match="double the upload"):
-        UDec(local=SGD(lr=0.1, steps=1, ema=0.9))
+AVERAGED = SGD(lr=0.25, batch=4, steps=1, ema=0.5)  # half of the way to x, averaged by halves
+
+
+def test_the_last_report_is_the_average_over_all_steps(tmp_path):
+    """Client 0 goes 0, 0.5 and, from the mean 0.25, to 0.625; its average 0, 0.25, (0.25 + 0.625) / 2 = 0.4375. Client 1 goes
+    0, -0.5 and -0.375, its average 0, -0.25, -0.3125. Their mean is (3 * 0.4375 - 0.3125) / 4 = 0.25, which is the average of
+    the means 0.25 and 0.375: 0, 0.125, 0.25. Not a byte more has passed, and every mean but the last is that of the weights.
+    """
+    for name, local in (("averaged", AVERAGED), ("plain", HALF_STEP)):
+        run(by_hand(Full(local=local), rounds=2), tmp_path / name)
+    assert weights(tmp_path / "averaged") == pytest.approx({"e": 0.25, "b": 0.25, "d": 0.25})
+    assert weights(tmp_path / "plain") == pytest.approx({"e": 0.375, "b": 0.375, "d": 0.375})
+    sums = [json.loads((tmp_path / name / "ledger.json").read_text())["training"] for name in ("averaged", "plain")]
+    assert sums[0] == sums[1]
+    losses = [[r["loss"] for r in RunFolder(tmp_path / name).records()] for name in ("averaged", "plain")]
+    assert losses[0] == losses[1], "what is averaged is not trained on"
+
+
+def test_personal_models_end_as_their_averages(tmp_path):
+    """The decoder ends at 0.25 as above. A private weight goes 0.5, 0.75 at client 0, its average 0.25, 0.5; -0.5 at client 1."""
+    run(by_hand(UDec(local=AVERAGED), rounds=2), tmp_path)
+    for client, private in ((0, 0.5), (1, -0.5)):
+        assert weights(tmp_path, client) == pytest.approx({"e": private, "b": private, "d": 0.25})
+
+
+def test_one_client_that_averages_is_the_centralised_baseline(tmp_path):
+    """Whoever has all data reports in the end what Centralised shows beside its model."""
+    whole = {"clients": 1, "partition": Iid(), "rounds": 3}
+    run(by_hand(Full(local=AVERAGED), **whole), tmp_path / "one")
+    run(by_hand(Centralised(local=AVERAGED), **whole), tmp_path / "all")
+    assert weights(tmp_path / "one") == {k: t.item() for k, t in load(tmp_path / "all", ema=True).model.params.items()}
+
+
+def test_an_average_over_steps_wants_every_client_in_every_round():
+    with pytest.raises(EffuseError, match="all must take part in all; leave cohort out, or use the recipe's `ema`"):
+        UDec(local=AVERAGED, cohort=1)

@@ -1,5 +1,6 @@
 """`effuse reproduce`: cells one after another, going on where it stopped, ours beside what was printed."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from toy import ADAM, toy_recipe
 
 from effuse.algorithms.feddiffuse import Full, UDec
 from effuse.core.errors import RecipeError
+from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe
+from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table
 from effuse.engines import driver, rounds
 from effuse.engines.folder import RunFolder
@@ -155,10 +158,12 @@ def test_cells_must_be_told_apart():
 def test_cells_that_repeat_each_other_have_a_mean(effuse, toy_table, toy_file, monkeypatch):
     """Two seeds of one cell, and a recipe that knows the scale by its name."""
     same = {"recipe": "toy.scaled(scale='{scale}')", "metric": "kid"}
-    settings = {seed: (f"seed={seed}", *METRICS) for seed in (0, 1)}
+    both = f"evaluate.metrics=[kid(n=4, encoder={SMALL}), kid(n=4, encoder={SMALL}, clipped=True)]"
+    settings = {seed: (f"seed={seed}", *METRICS[1:], both) for seed in (0, 1)}
     cells = tuple(Cell(labels={"method": "full", "seed": k}, settings=v, **same) for k, v in settings.items())
-    scales = {"tiny": Scale(metrics={"kid": "kid_classifier"})}
-    monkeypatch.setitem(tables(), "toy.seeds", lambda: Table(title="Seeds", cells=cells, repeats="seed", scales=scales))
+    scales = {"tiny": Scale(metrics={"kid": "kid_classifier", "kid_clipped": "kid_classifier_clipped"})}
+    table = Table(title="Seeds", cells=cells, repeats="seed", also=("kid_clipped",), scales=scales)
+    monkeypatch.setitem(tables(), "toy.seeds", lambda: table)
 
     def scaled(scale: str) -> Recipe:
         return toy_recipe(algorithm=Full(local=ADAM), rounds={"tiny": 1}[scale])
@@ -171,4 +176,86 @@ def test_cells_that_repeat_each_other_have_a_mean(effuse, toy_table, toy_file, m
     assert mean["mean"] == pytest.approx(sum(ours) / 2) and mean["std"] == pytest.approx(abs(ours[0] - ours[1]) / 2**0.5)
     shown = effuse("reproduce toy.seeds --show")
     assert "mean ± standard deviation" in shown.out and "2 of 2" in shown.out
+    beside = [row["also"]["kid_classifier_clipped"] for row in report["cells"]]
+    assert mean["also"]["kid_classifier_clipped"]["mean"] == pytest.approx(sum(beside) / 2), "of what stands beside, too"
+    assert f"{mean['also']['kid_classifier_clipped']['mean']:.4g} ±" in " ".join(shown.out.split())
     assert effuse("reproduce toy.table --scale smoke --show --json").json["means"] == []
+
+
+@pytest.fixture
+def sampled_twice(toy_file, monkeypatch):
+    """One training of each method, looked at by two samplers, with a moving average where there can be one."""
+    kept = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
+    sources = {
+        "full": toy_file("full.json", algorithm=Full(local=kept), ema=0.5),
+        "udec": toy_file("udec.json", algorithm=UDec(local=ADAM)),
+    }
+    cells = tuple(
+        Cell(
+            labels={"method": method, "steps": steps},
+            recipe=source,
+            metric="kid_classifier",
+            settings=(*METRICS, "evaluate.grid=4", f"sampler=ddim(steps={steps})"),
+        )  # fmt: skip
+        for method, source in sources.items()
+        for steps in (2, 3)
+    )
+    monkeypatch.setitem(tables(), "toy.samplers", lambda: Table(title="Samplers", cells=cells))
+
+
+def test_a_cell_that_only_samples_differently_is_not_trained_again(effuse, sampled_twice, monkeypatch):
+    """And gives to the bit what it would have given, had it been trained: models, averages, personal ones, numbers, grids."""
+    fits = []
+    fit = Eager.fit
+    monkeypatch.setattr(Eager, "fit", lambda machine, net, work: fits.append(work.where) or fit(machine, net, work))
+
+    def trainings() -> int:
+        return sum(where.startswith("round") for where in fits)  # encoders are fitted, too
+
+    shared = effuse("reproduce toy.samplers --out shared --json").json
+    assert trainings() == 2 * 2 * 3, "two trainings of two rounds with three clients, for four cells"
+    for method in ("full", "udec"):
+        effuse(f"reproduce toy.samplers --out alone --only method={method},steps=3")
+    assert trainings() == 4 * 2 * 3
+    alone = {row["name"]: row for row in effuse("reproduce toy.samplers --out alone --show --json").json["cells"]}
+    for row in (row for row in shared["cells"] if row["labels"]["steps"] == 3):
+        ours, theirs = (json.loads(Path(r["run"], "result.json").read_text()) for r in (row, alone[row["name"]]))
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+        assert (row["state"], row["ours"]) == ("done", alone[row["name"]]["ours"])
+        other = shared["cells"][0 if row["labels"]["method"] == "full" else 2]
+        assert row["ours"] != other["ours"], "another sampler, another number"
+        folders = [Path(r["run"]) for r in (row, alone[row["name"]])]
+        for kind in ("ledger.json", "samples/*.png", "model*/**/*"):
+            files = [{p.relative_to(f): p.read_bytes() for p in f.glob(kind) if p.is_file()} for f in folders]
+            assert files[0] == files[1] and files[0], kind
+        assert not any("metrics" in record for record in RunFolder(folders[0]).records()), "nobody has looked on the way"
+
+
+def test_a_look_that_was_interrupted_is_taken_again(effuse, sampled_twice, monkeypatch):
+    """Killed while it samples: the same command looks again and trains nothing."""
+    effuse("reproduce toy.samplers --only method=full,steps=2 --quiet")
+    evaluate = rounds.Run._evaluate
+    monkeypatch.setattr(rounds.Run, "_evaluate", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    stopped = effuse("reproduce toy.samplers --only method=full,steps=3 --quiet")
+    assert "the same command goes on where it stopped" in stopped.err
+    monkeypatch.setattr(rounds.Run, "_evaluate", evaluate)
+    monkeypatch.setattr(Eager, "fit", lambda *a: pytest.fail("trained"))
+    assert effuse("reproduce toy.samplers --only method=full --json").json["cells"][1]["state"] == "done"
+
+
+def test_a_training_on_other_data_is_not_taken_over(effuse, sampled_twice):
+    effuse("reproduce toy.samplers --only method=full,steps=2 --quiet")
+    manifest = Path("runs/toy.samplers-paper/full-2/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"train": "', '"train": "0'))
+    told = effuse("reproduce toy.samplers --only method=full,steps=3").sentence
+    assert "full-2 was trained on other data than is there now; run it again, or restore the data" in told
+
+
+def test_who_looks_on_the_way_trains(effuse, sampled_twice, monkeypatch):
+    """Numbers of the rounds before the last were never measured for the other cell."""
+    cells = tables()["toy.samplers"]().cells[:2]
+    looking = tuple(dataclasses.replace(cell, settings=(*cell.settings, "evaluate.every=1")) for cell in cells)
+    monkeypatch.setitem(tables(), "toy.looking", lambda: Table(title="Looking", cells=looking))
+    report = effuse("reproduce toy.looking --json").json
+    for row in report["cells"]:
+        assert all("metrics" in record for record in RunFolder(Path(row["run"])).records())

@@ -70,6 +70,28 @@ def test_distances_by_hand() -> None:
         assert task.loss(Net(Answer(0.5)), batch).item() == pytest.approx(near)
 
 
+def test_min_snr_weights_by_hand() -> None:
+    """a = 0.8, s = 0.6: SNR = 16/9. Capped at 1, x0's error weighs 1, epsilon's 1 / SNR = 9/16, v's 1 / (SNR + 1) = 9/25."""
+    drawn = {"a": torch.full((1, 1, 1, 1), 0.8), "s": torch.full((1, 1, 1, 1), 0.6), "noise": torch.ones(1, 1, 1, 1)}
+    batch = Batch(torch.full((1, 1, 1, 1), 0.5), torch.tensor([0]), Denoise(), drawn)
+    for gamma, weights in ((1.0, (1.0, 9 / 16, 9 / 25)), (5.0, (16 / 9, 1.0, 16 / 25))):
+        for target, weight in zip(("x0", "epsilon", "v"), weights):
+            task = Denoise(target=target, min_snr=gamma)
+            assert task.weight(batch, gamma).tolist() == pytest.approx([weight])
+            off_by_two = task.wanted(batch) + 2.0
+            assert task.error(off_by_two, batch).tolist() == pytest.approx([4 * weight])
+
+
+def test_min_snr_makes_every_target_the_same_loss() -> None:
+    """Guessing 0.6 where the image is 0.3 costs min(SNR, 5) 0.09 on average, whatever the network is asked for."""
+    expected = batch_of(Denoise()).drawn
+    snr = (expected["a"] / expected["s"]).square()
+    for target in ("epsilon", "v", "x0"):
+        task = Denoise(target=target, min_snr=5.0)
+        loss = task.loss(Net(Oracle(task, 0.6)), batch_of(task)).item()
+        assert loss == pytest.approx(0.09 * snr.clamp(max=5).mean().item(), rel=1e-3)
+
+
 def test_padding_counts_for_nothing() -> None:
     """Draws are made for the full batch, so that 3 images padded to 5 see what 3 of 5 would."""
     task = Denoise()

@@ -11,7 +11,7 @@ from effuse.cli import main
 from effuse.core.recipe import Evaluate
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral, Ddim, DpmSolver
-from effuse.diffusion.schedules import Linear
+from effuse.diffusion.schedules import Cosine, Linear
 from effuse.engines.driver import run
 from effuse.models.unet import Unet
 
@@ -65,19 +65,23 @@ print(json.dumps({"same": bool((drawn == export["images"]).all()), "most": int(a
                   "spread": float(export["images"].std())}))
 """
 
+PLAIN = Denoise(schedule=Linear(steps=50))
 CASES = {
-    "unconditional, ancestral": (False, Ancestral(batch=3), 50, UNCONDITIONAL),
-    "unconditional, ddim": (False, Ddim(steps=10, batch=3), 10, UNCONDITIONAL),
-    "class-conditional, ancestral": (True, Ancestral(batch=3), 50, CONDITIONAL),
-    "class-conditional, dpm-solver": (True, DpmSolver(steps=8, batch=3), 8, CONDITIONAL),
-}
+    "unconditional, ancestral": (False, PLAIN, Ancestral(batch=3), 50, UNCONDITIONAL),
+    "unconditional, ddim": (False, PLAIN, Ddim(steps=10, batch=3), 10, UNCONDITIONAL),
+    "unconditional, v, cosine, weighted, clipped": (
+        False, Denoise(target="v", schedule=Cosine(steps=50), min_snr=5.0), Ancestral(batch=3, clip=True), 50, UNCONDITIONAL
+    ),
+    "class-conditional, ancestral": (True, PLAIN, Ancestral(batch=3), 50, CONDITIONAL),
+    "class-conditional, dpm-solver": (True, PLAIN, DpmSolver(steps=8, batch=3), 8, CONDITIONAL),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_diffusers_alone_draws_the_same(case, tmp_path, monkeypatch):
-    conditional, sampler, steps, script = CASES[case]
+    conditional, task, sampler, steps, script = CASES[case]
     recipe = toy_recipe(
-        data=ToyImages(side=8), rounds=1, sampler=sampler, evaluate=Evaluate(grid=0), task=Denoise(schedule=Linear(steps=50)),
+        data=ToyImages(side=8), rounds=1, sampler=sampler, evaluate=Evaluate(grid=0), task=task,
         model=Unet(widths=(8, 16), layers=1, attention=(), groups=4, conditional=conditional),
     )  # fmt: skip
     folder = tmp_path / "run"

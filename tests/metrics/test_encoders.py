@@ -151,6 +151,11 @@ def test_reference_rows(subject_of: SubjectOf) -> None:
     assert int(some.max()) > 300  # spread over the whole set
     with pytest.raises(DataError, match="reference=400, but the test split of digits.. has 359 images"):
         reference_rows(subject, "test", 400)
+    rest = reference_rows(subject, "test", None, skip=100)
+    assert torch.equal(torch.cat([some, rest]).sort().values, torch.arange(359)), "the others, each once"
+    assert set(reference_rows(subject, "test", 50, skip=100).tolist()) < set(rest.tolist())
+    with pytest.raises(DataError, match="has 259 images beside the 100 skipped; lower either"):
+        reference_rows(subject, "test", 260, skip=100)
 
 
 def test_inception_says_what_is_missing(subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

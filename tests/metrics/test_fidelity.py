@@ -7,7 +7,7 @@ import torch
 
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError
-from effuse.core.metric import Metric, Subject
+from effuse.core.metric import Metric, Outlook, Subject
 from effuse.core.spec import build_text
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.fidelity import FID, KID, InceptionScore, PrecisionRecall
@@ -35,7 +35,7 @@ def test_the_reference_itself_is_perfect(subject_of: SubjectOf) -> None:
 
 
 def test_protocol_of_a_fid(subject_of: SubjectOf) -> None:
-    measured = FID(n=100, encoder=Classifier(), reference=200, clipped=True).measure(subject_of())
+    measured = FID(n=100, encoder=Classifier(), reference=200, skip=100, clipped=True).measure(subject_of())
     protocol = measured["fid_classifier_clipped"].protocol
     assert len(str(protocol.pop("weights"))) == 16
     assert protocol == {
@@ -46,9 +46,24 @@ def test_protocol_of_a_fid(subject_of: SubjectOf) -> None:
         "generated": 100,
         "reference": 200,
         "split": "test",
+        "skipped": 100,
         "data": "digits()",
     }
     assert measured["fid_classifier_clipped"].warning is None
+
+
+def test_images_that_another_figure_has_seen_can_be_left_out(subject_of: SubjectOf) -> None:
+    """Two figures of 150 real images each: their references are other images, and their kept features never mixed up."""
+    subject = subject_of()
+    seen, unseen = (FID(n=300, encoder=Classifier(), reference=150, skip=skip) for skip in (0, 150))
+    values = [metric.measure(subject)["fid_classifier"].value for metric in (seen, unseen, seen)]
+    assert values[0] == values[2] != values[1]
+    outlook = Outlook(classifies=False, conditional=False, classes=10, real={"train": 1438, "test": 359})
+    FID(encoder=Classifier(), reference=150, skip=209).ready(outlook)
+    with pytest.raises(RecipeError, match="skip=210 and reference=150, but the test split has 359 images; lower either"):
+        FID(encoder=Classifier(), reference=150, skip=210).ready(outlook)
+    with pytest.raises(RecipeError, match="skip=358 and reference=None, but the test split has 359 images"):
+        FID(encoder=Classifier(), skip=358).ready(outlook)
 
 
 def test_too_few_samples_are_a_warning(subject_of: SubjectOf) -> None:

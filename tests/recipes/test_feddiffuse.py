@@ -1,13 +1,20 @@
 """FedDiffuse's recipes: the published traffic to the last parameter, and the published table."""
 
+import dataclasses
 import json
 
 import pytest
+import torch
 
+from effuse.algorithms.centralised import Centralised
 from effuse.core.algorithm import Algorithm
+from effuse.core.errors import EffuseError
 from effuse.engines.check import check
 from effuse.engines.driver import run
+from effuse.engines.reproduce import Reproduction, training
+from effuse.metrics.encoders import reference_rows
 from effuse.recipes import find_recipe, find_table
+from effuse.recipes.feddiffuse import TUNED, centralised, full, tuned
 
 THETA, ENCODER, BOTTLENECK, DECODER = 2_996_315, 1_280_642, 999_376, 716_297
 R = 15
@@ -120,13 +127,14 @@ def test_table_1_has_every_cell():
 
 def test_every_cell_of_every_scale_is_a_valid_recipe():
     """The skews of the paper's cells are the published ones; a smoke cell can be checked as it is, without any file."""
-    for name in ("feddiffuse.table1", 'feddiffuse.figure3(profile="code")'):
+    for name in ("feddiffuse.table1", 'feddiffuse.figure3(profile="code")', "feddiffuse.tuning", "feddiffuse.ablation"):
         _, table = find_table(name)
         for cell in table.cells:
             for scale in table.scales.values():
                 recipe = find_recipe(cell.recipe)[1].changed([*cell.settings, *scale.settings])
                 shown = [key for metric in recipe.evaluate.metrics for key in metric.keys]
-                assert scale.metrics.get(cell.metric, cell.metric) in shown and recipe.clients == cell.labels["clients"]
+                assert scale.metrics.get(cell.metric, cell.metric).removesuffix("_ema") in shown
+                assert recipe.clients == cell.labels.get("clients", 5)
     _, table = find_table("feddiffuse.table1")
     cells = {cell.name: cell for cell in table.cells}
     for name in ("full-10-q-skew", "udec-10-l-skew", "usplit-5-iid"):
@@ -135,3 +143,87 @@ def test_every_cell_of_every_scale_is_a_valid_recipe():
     skewed = cells["full-5-l-skew"]
     recipe = find_recipe(skewed.recipe)[1].changed([*skewed.settings, *FASHION, "rounds=1"])
     assert check(recipe)["partition"]["sizes"] == [13446, 7913, 12357, 13838, 12446]
+
+
+def recipes_of(name: str) -> dict:
+    """A table's cells at its first scale."""
+    _, table = find_table(name)
+    scale = next(iter(table.scales.values()))
+    return {c.name: find_recipe(c.recipe)[1].changed([*c.settings, *scale.settings]) for c in table.cells}
+
+
+def images(recipe) -> int:
+    return recipe.rounds * sum(solver.images_on(12_000) for solver in recipe.algorithm.solvers())
+
+
+def test_tuned_moves_and_sees_what_full_does():
+    """Network, traffic, training images and, at most, evaluations an image are those of FULL; so for each change left out."""
+    plain = full()
+    assert traffic("tuned", 5) == traffic("full", 5)
+    for name in ("", *TUNED):
+        recipe = tuned(name)
+        assert (recipe.model, recipe.clients, recipe.partition, recipe.rounds) == (plain.model, 5, plain.partition, 15)
+        assert images(recipe) == images(plain) and recipe.evaluate == plain.evaluate and recipe.seed == plain.seed
+        assert recipe.sampler.count(recipe.task) <= 1000
+        assert (recipe == tuned()) == (name == "")
+    with pytest.raises(EffuseError, match="without='emma' is no part of it; did you mean ema"):
+        tuned("emma")
+
+
+def test_the_centralised_baseline_has_the_same_tuning_and_sees_as_many_images():
+    """One fit of 60,000 images a round is five of 12,000."""
+    for setting, federated in (("plain", full()), ("tuned", tuned())):
+        pooled = centralised(setting)
+        assert pooled.algorithm == Centralised(local=federated.algorithm.local)
+        assert dataclasses.replace(pooled, algorithm=federated.algorithm) == federated
+        assert pooled.algorithm.local.images_on(60_000) == 5 * federated.algorithm.local.images_on(12_000)
+
+
+def test_what_is_chosen_is_chosen_on_other_seeds_and_other_images():
+    """The 5,000 test images that the tuning compares with are all those that the final figures do not."""
+    final, chosen = recipes_of("feddiffuse.ablation"), recipes_of("feddiffuse.tuning")
+    assert not {r.seed for r in final.values()} & {r.seed for r in chosen.values()}
+    asked = [{(m.split, m.reference, m.skip) for r in some.values() for m in r.evaluate.metrics} for some in (final, chosen)]
+    assert asked == [{("test", 5000, 0)}, {("test", 5000, 5000)}]
+    rows = [reference_rows(FashionTest, *choice) for choices in asked for choice in choices]
+    assert sorted(torch.cat(rows).tolist()) == list(range(10_000)), "each image once"
+
+
+class FashionTest:
+    """As much of Fashion-MNIST as a choice of reference rows wants to know."""
+
+    data = "fashion_mnist()"
+    real = staticmethod(lambda split: range({"train": 60_000, "test": 10_000}[split]))
+
+
+def test_candidates_differ_from_plain_full_by_what_they_say():
+    """All see the same images, but for those that only sample differently, which are not trained again."""
+    found = recipes_of("feddiffuse.tuning")
+    plain = found["plain-none-1"]
+    for name, recipe in found.items():
+        assert images(recipe) == images(plain) == 6 * 3 * 12_000 and recipe.sampler.count(recipe.task) <= 1000
+        assert (recipe == plain) == (name == "plain-none-1")
+    changed = {n.removeprefix("plain-").removesuffix("-1"): r for n, r in found.items() if n.startswith("plain-")}
+    alike = {n for n, r in changed.items() if training(r) == training(plain)}
+    assert alike == {"none", "clip", "steps-1000", "clip-steps-1000", "ddim-250", "dpm-50"}
+    assert (
+        plain.changed(["algorithm.local.lr=1e-3", "algorithm.local.schedule=cosine_decay()"]) == changed["rate-1e-3-decay"]
+    )
+
+
+def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():
+    final = recipes_of("feddiffuse.ablation")
+    assert {f"without-{name}-2023" for name in TUNED} <= final.keys()
+    for setting, recipe in (("tuned", tuned()), ("plain", full())):
+        assert all(final[f"{setting}-{seed}"] == recipe.changed([f"seed={seed}"]) for seed in (2023, 2024, 2025))
+    assert final["centralised-tuned-2023"] == centralised("tuned") and final["centralised-plain-2023"] == centralised()
+
+
+@pytest.mark.parametrize("cell", ["tuned-2023", "centralised-tuned-2023"])
+def test_a_cell_of_the_ablation_runs(cell, tmp_path):
+    """The digits, two rounds; the centralised baseline's average is a model beside the last weights."""
+    again = Reproduction("feddiffuse.ablation", find_table("feddiffuse.ablation")[1], tmp_path, "smoke")
+    plan = again.planned[cell]
+    shorter = plan.recipe.changed(["evaluate.metrics=[fid(n=20, encoder=pixels(side=2), reference=20)]", "rounds=1"])
+    found = run(shorter, tmp_path / cell)["metrics"]
+    assert found.keys() == ({"fid_pixels"} if cell == "tuned-2023" else {"fid_pixels", "fid_pixels_ema"})

@@ -16,6 +16,7 @@ import torch
 import effuse
 from effuse.core.algorithm import Server
 from effuse.core.errors import RunError, WireError
+from effuse.core.ledger import EVALUATION
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import field_hints, text, with_values
@@ -156,11 +157,14 @@ class RunFolder:
         if read_manifest(other.path).get("data_sha256") != read_manifest(self.path)["data_sha256"]:
             raise RunError(f"{other.path} was trained on other data than is there now; run it again, or restore the data")
         for record in other.each_record():
-            self.append({key: value for key, value in record.items() if key != "metrics"})
+            traffic = {key: value for key, value in record["traffic"].items() if key != EVALUATION}
+            self.append({key: value for key, value in record.items() if key != "metrics"} | {"traffic": traffic})
         for kept in ("clients", "server"):
             if (other.path / kept).is_dir():
                 shutil.copytree(other.path / kept, self.path / kept, dirs_exist_ok=True)
-        self.save_checkpoint(dataclasses.replace(ended, metrics="null", digests=[], lines=self.rounds.stat().st_size))
+        ledger = {account: sums for account, sums in ended.ledger.items() if not account.startswith(EVALUATION)}
+        unseen: dict[str, Any] = {"metrics": "null", "digests": [], "ledger": ledger}
+        self.save_checkpoint(dataclasses.replace(ended, **unseen, lines=self.rounds.stat().st_size))
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("*.safetensors"))

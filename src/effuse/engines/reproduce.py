@@ -37,7 +37,7 @@ def value_at(recipe: Recipe, key: str) -> int | None:
     return value
 
 
-def _training(recipe: Recipe) -> Recipe:
+def training(recipe: Recipe) -> Recipe:
     """A recipe without what begins when training is over."""
     return dataclasses.replace(recipe, sampler=None, evaluate=Evaluate())
 
@@ -93,8 +93,8 @@ class Reproduction:
         """The run of a finished cell that differs in nothing but how the model is looked at in the end."""
         if plan.recipe.evaluate.every:  # what it would have seen on its way, nobody else has looked at
             return None
-        training = _training(plan.recipe)
-        alike = (p for p in self.planned.values() if _training(p.recipe) == training and self._state(p)[0] == "done")
+        wanted = training(plan.recipe)
+        alike = (p for p in self.planned.values() if training(p.recipe) == wanted and self._state(p)[0] == "done")
         return next((p.folder.path for p in alike), None)
 
     def _rehearse(self, plan: Planned) -> None:

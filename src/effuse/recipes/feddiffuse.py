@@ -229,7 +229,7 @@ def tuning() -> Table:
     return Table(
         title=title,
         cells=tuple(cells),
-        also=("kid",),
+        also=("kid", "kid_ema"),
         scales={"reduced": Scale(), "smoke": _brief("reference=150, skip=150")},
     )
 
