@@ -10,7 +10,7 @@ from toy import ADAM, toy_recipe
 from effuse.algorithms.feddiffuse import Full, UDec
 from effuse.core.errors import RecipeError
 from effuse.core.machine import Eager
-from effuse.core.recipe import Recipe
+from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table
 from effuse.engines import driver, rounds
@@ -228,6 +228,7 @@ def test_a_cell_that_only_samples_differently_is_not_trained_again(effuse, sampl
         for kind in ("ledger.json", "samples/*.png", "model*/**/*"):
             files = [{p.relative_to(f): p.read_bytes() for p in f.glob(kind) if p.is_file()} for f in folders]
             assert files[0] == files[1] and files[0], kind
+        assert read_manifest(folders[0])["trained"] == other["run"] and "trained" not in read_manifest(folders[1])
         assert not any("metrics" in record for record in RunFolder(folders[0]).records()), "nobody has looked on the way"
 
 

@@ -63,7 +63,7 @@ def show_table(report: dict[str, Any]) -> None:
     also = list(dict.fromkeys(metric for row in rows for metric in row["also"]))
     metrics = dict.fromkeys(row["metric"] for row in rows)
     for label in rows[0]["labels"]:
-        page.add_column(label)
+        page.add_column(label, overflow="fold")
     beside = list(dict.fromkeys(name for row in rows for name in row["beside"]))
     for column in ("printed", "ours", *also, *(f"{name}, printed" for name in beside)):
         page.add_column(column, justify="right", overflow="fold")
@@ -89,7 +89,7 @@ def _means(means: list[dict[str, Any]]) -> Page:
     """The cells that repeat each other, as one."""
     page = Page(title="mean ± standard deviation", title_justify="left")
     for label in means[0]["labels"]:
-        page.add_column(label)
+        page.add_column(label, overflow="fold")
     also = list(dict.fromkeys(metric for row in means for metric in row["also"]))
     for column in ("printed", "ours", *also, "runs"):
         page.add_column(column, justify="right", overflow="fold")

@@ -75,7 +75,9 @@ class RunFolder:
                 was, now = text(theirs, full=False), text(mine, full=False)
                 raise RunError(f"{self.path} was run with {key}={was}, not {now}; choose another --out")
 
-    def create(self, recipe: Recipe, name: str, engine: str, device: str, workers: int | None, data: dict[str, str]) -> None:
+    def create(
+        self, recipe: Recipe, name: str, engine: str, device: str, workers: int | None, data: dict[str, str], **more: str
+    ) -> None:
         """Claim the folder for a new run."""
         self.require_new()
         manifest = {
@@ -88,7 +90,7 @@ class RunFolder:
             "workers": workers,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()},
-        }
+        } | more
         self.write_json("manifest.json", manifest)
 
     @contextlib.contextmanager
