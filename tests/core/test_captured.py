@@ -1,18 +1,23 @@
 """What the recorded step keeps in static buffers, on a CPU: a recording is played by calling what was recorded."""
 
+import functools
+import gc
 import types
+import weakref
 
 import pytest
 import torch
-from toy import ToyImages
+from toy import ToyImages, ToyUnet
+from torch._dynamo.utils import counters
 
-from effuse.core.captured import WARM_UP, Captured
+from effuse.core.captured import RECORDING, WARM_UP, Captured
 from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
 from effuse.core.params import Params
 from effuse.core.rng import Stream
-from effuse.core.solvers import SGD
+from effuse.core.solvers import SGD, Adam
 from effuse.diffusion.objective import Denoise
+from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.models.unet import Unet
 
 CPU, TASK = torch.device("cpu"), Denoise()
@@ -26,6 +31,8 @@ def played(monkeypatch):
         for _ in range(WARM_UP):
             step()
         return types.SimpleNamespace(replay=torch.enable_grad()(step))
+
+    import diffusers.models  # noqa: F401 (which looks at torch's Stream when it is imported)
 
     monkeypatch.setattr(Captured, "recorded", recorded)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
@@ -58,3 +65,51 @@ def test_fits_one_after_another_are_the_eager_ones():
         assert (y - z).norm() < 1e-4 * (y - MODEL.params).norm()
         assert all(t.is_contiguous() for t in b.gradient.tensors)
     assert fast.captures == 2, "with and without a second pass"
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("sampler", [Ddim(steps=4, batch=4), DpmSolver(steps=6, batch=4)], ids=str)
+@pytest.mark.parametrize("target", ["epsilon", "x0"])
+def test_draws_are_the_eager_ones_and_a_last_batch_needs_no_recording(sampler, target):
+    """Ten images, four at a time, of two networks in turn; a solver of two steps that is told x0 keeps the last answer as it is."""
+    task = Denoise(target=target)
+    fast, eager = Captured(CPU, task, compiled=False), Eager(CPU, task)
+    for seed in (0, 1, 0):
+        model = ARCH.initial(Stream((seed,)))
+        a, b = (m.generate(m.load(model), ARCH, 10, sampler, None, Stream((seed, 5))).pixels for m in (eager, fast))
+        assert torch.allclose(a, b, atol=1e-4)
+    assert fast.captures == 1
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_recording_lets_go_of_the_data_it_was_made_on():
+    machine, train = Captured(CPU, TASK, compiled=False), ToyImages(n=50, side=8).load("train")
+    images, given = weakref.ref(train.images), MODEL.params * 0.01
+    work = Work(
+        solver=SGD(lr=0.05, batch=16, steps=1), shard=Shard.whole(train), lr=0.05, stream=Stream((0,)), place=0, where="here",
+        direction=blended, given={"alpha": 0.5, "delta": given},
+    )  # fmt: skip
+    machine.fit(machine.load(MODEL), work)
+    moved = weakref.ref(given.tensors[0])
+    del train, work, given
+    gc.collect()
+    assert images() is None and moved() is None and machine.captures == 1
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
+    """Five widths, each to train and to sample: ten variants of one forward pass, where torch by itself stops at eight."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    RECORDING.submit(torch._dynamo.reset).result()
+    before = counters["frames"]["ok"]
+    machine = Captured(CPU, TASK)
+    for width in range(4, 9):
+        arch = ToyUnet(width=width).resolved(Shape(4, 1, 2))
+        net = machine.load(arch.initial(Stream((0,))))
+        work = Work(
+            solver=Adam(lr=1e-3, batch=4, steps=1), shard=Shard.whole(ToyImages(n=8).load("train")), lr=1e-3, stream=Stream((0,)),
+            place=0, where="here",
+        )  # fmt: skip
+        machine.fit(net, work)
+        machine.generate(net, arch, 2, Ddim(steps=1, batch=2), None, Stream((1,)))
+    assert counters["frames"]["ok"] - before == 10

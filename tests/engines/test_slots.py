@@ -1,7 +1,9 @@
 """Several clients at a time: the same bits in the same order, and an end when nobody wants the answers."""
 
+import contextlib
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +13,7 @@ from toy import ALGORITHMS, ToyUnet, toy_recipe
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.errors import TrainingError
 from effuse.core.machine import Eager
+from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import SGD
 from effuse.core.workbench import SERVER
@@ -62,6 +65,32 @@ def test_a_worker_has_one_client_at_a_time_and_its_own_number_of_threads():
     before = torch.get_num_threads()
     assert len(list(in_slots(job, range(12), ["a", "b", "c"], [None] * 3, threads=3))) == 12
     assert seen == {3} and torch.get_num_threads() == before
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that notes who else reads it."""
+
+    is_cuda = True
+
+    def record_stream(self, stream):
+        self.readers = stream
+
+
+def test_the_servers_stream_is_told_to_the_memory_of_every_answer(monkeypatch):
+    """An average lets go of the first answer while its kernel is still queued; what lies in ordinary memory is left alone."""
+    stream = types.SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the server's")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+    def job(worker, client):
+        return {
+            "a": torch.ones(1).as_subclass(OnGpu),
+            "b": Params({"w": torch.ones(2).as_subclass(OnGpu)}),
+            "c": torch.ones(3),
+        }, "3_1"
+
+    for _, (reply, _) in in_slots(job, range(3), ["a", "b"], [stream] * 2):
+        assert reply["a"].readers == reply["b"]["w"].readers == "the server's"
 
 
 def test_those_at_work_are_stopped_when_one_fails():

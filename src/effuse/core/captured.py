@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from effuse.core.data import Dataset
+from effuse.core.data import Dataset, Shard
 from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
@@ -29,6 +29,7 @@ from effuse.core.task import Batch, Net, Task
 # two machines that chose differently would give different bits
 RECORDING = ThreadPoolExecutor(1, "recording")
 WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
+VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
 
 
 class Captured(Eager):
@@ -81,6 +82,8 @@ class Captured(Eager):
     def faster(self, module: nn.Module) -> Any:
         if not self.compiled:
             return module
+        # beyond that number torch goes on uncompiled; its settings are each thread's own, so it is said here, where recordings are made
+        torch._dynamo.config.recompile_limit = VARIANTS
         return torch.compile(module, dynamic=False, options={"deterministic": True} if self.reproducible else None)
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
@@ -128,6 +131,11 @@ class TrainingStep:
         self._record(work, data)
 
     def _record(self, work: Work, data: Dataset) -> None:
+        # a recording outlives its first fit, and its run: it must hold on to neither's data
+        data = dataclasses.replace(
+            data, images=data.images[:0].clone(), labels=data.labels[:0].clone(), groups=None, domains=None
+        )
+        work = dataclasses.replace(work, shard=Shard.whole(data), given={}, optimiser=None, average=None)
         call = Net(self.net, run=self.machine.faster(self.net))
         loss_of = work.loss or own_loss
 
@@ -230,37 +238,42 @@ class Evaluation:
         self.graph = machine.recorded(evaluate, machine.drawing)
 
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        self.x.copy_(x)
-        self.t.copy_(t)
+        """The network's answer to as many images as were recorded, or fewer: each image has its own."""
+        n = len(x)
+        self.x[:n].copy_(x)
+        self.t[:n].copy_(t)
         if self.labels is not None and labels is not None:
-            self.labels.copy_(labels)
+            self.labels[:n].copy_(labels)
         self.graph.replay()
-        return self.out
+        return self.out[:n].clone()  # a multistep sampler keeps what it was given, beyond the next replay
 
 
 class _Recorded:
-    """Stands in for a network: every batch shape has its own recording, filled with the network's present weights."""
+    """Stands in for a network in one draw: a batch shape has its recording, filled with the network's present weights."""
 
     def __init__(self, machine: Captured, net: nn.Module, arch: Arch) -> None:
         self.machine, self.net, self.arch = machine, net, arch
-        self.filled: set[int] = set()
+        self.filled: Evaluation | None = None
 
     def eval(self) -> None:
         self.net.eval()
 
     @torch.no_grad()
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        key = (self.arch, tuple(x.shape), labels is not None)
+        if self.filled is None or len(self.filled.x) < len(x):  # a last batch of fewer images needs no recording of its own
+            self.filled = self._filled(x, labels is not None)
+        return self.filled(x, t, labels)
+
+    def _filled(self, x: Tensor, labels: bool) -> Evaluation:
+        key = (self.arch, tuple(x.shape), labels)
         found = self.machine._evaluations.get(key)
         if found is None:
-            found = RECORDING.submit(Evaluation, self.machine, self.arch, x, labels is not None).result()
+            found = RECORDING.submit(Evaluation, self.machine, self.arch, x, labels).result()
             self.machine._evaluations[key] = found
             self.machine.captures += 1
-        if id(found) not in self.filled:
-            own, theirs = found.net.state_dict(keep_vars=True), self.net.state_dict(keep_vars=True)
-            torch._foreach_copy_(list(own.values()), list(theirs.values()))
-            self.filled.add(id(found))
-        return found(x, t, labels)
+        own, theirs = found.net.state_dict(keep_vars=True), self.net.state_dict(keep_vars=True)
+        torch._foreach_copy_(list(own.values()), list(theirs.values()))
+        return found
 
 
 def draws_inside(net: nn.Module) -> bool:

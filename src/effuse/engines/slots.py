@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from effuse.core.spans import WAITING, span
+from effuse.engines.untouched import tensors_in
 
 Worker = TypeVar("Worker")
 T = TypeVar("T")
@@ -46,6 +47,11 @@ def in_slots(
                 stream.wait_stream(main)
                 done = job(worker, client)
                 stream.synchronize()
+                for tensor in tensors_in(done):
+                    if (
+                        tensor.is_cuda
+                    ):  # the server reads it on its own stream: let go of, it must not be another client's before that
+                        tensor.record_stream(main)
                 return done
         finally:
             free.put((worker, stream))
@@ -62,10 +68,7 @@ def in_slots(
             with span(WAITING):
                 answer = future.result()
             yield client, answer
-            if main is not None:
-                # the server has used the answer on its own stream; only then may its memory serve another client
-                main.synchronize()
-            del answer, future
+            del answer, future  # or they would live on while the next one is waited for
     except BaseException:
         stop()
         raise
