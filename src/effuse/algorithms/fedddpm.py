@@ -103,9 +103,10 @@ class QuickTest(Spec):
         )  # fmt: skip
         if REFERENCE not in fed.memo:
             real = Images(pool.floats(pool.images)).bytes()
-            fed.memo[REFERENCE] = leading(self.encoder.encode(real, subject).features, self.components)
+            fed.memo[REFERENCE] = leading(self.encoder.encode(real, subject).features.to(subject.device), self.components)
         basis, reference = fed.memo[REFERENCE]
-        return frechet(moments(self.encoder.encode(images.bytes(), subject).features.double() @ basis), reference)
+        made = self.encoder.encode(images.bytes(), subject).features.to(subject.device)
+        return frechet(moments(made.double() @ basis), reference)
 
 
 def leading(features: Tensor, components: int | None) -> tuple[Tensor, Moments]:

@@ -20,6 +20,9 @@ from effuse.metrics.store import Key, kept, once
 from effuse.models import inception
 
 
+SENT = 5000  # images that go to the device together: each transfer waits for all that it still has to do
+
+
 class Encoding(NamedTuple):
     """Features of some images, and their class logits where the encoder has a classifier head."""
 
@@ -58,11 +61,11 @@ class Encoder(Spec, ABC):
         features: list[Tensor] = []
         logits: list[Tensor] = []
         with torch.no_grad():
-            for some in images.split(self.batch):
-                f, scores = network(some.to(subject.device))
-                features.append(f.float().cpu())
-                logits.extend([] if scores is None else [scores.float().cpu()])
-        return Encoding(torch.cat(features), torch.cat(logits) if logits else None)
+            for some in (part for sent in images.split(SENT) for part in sent.to(subject.device).split(self.batch)):
+                f, scores = network(some)
+                features.append(f.float())
+                logits.extend([] if scores is None else [scores.float()])
+        return Encoding(torch.cat(features).cpu(), torch.cat(logits).cpu() if logits else None)
 
 
 @spec
