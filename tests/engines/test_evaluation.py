@@ -1,18 +1,23 @@
 """Personal models: each measured where it is, their mean and spread, and all of them pooled alike."""
 
+import dataclasses
+import json
 import statistics
 
 import pytest
 import torch
-from toy import ADAM, toy_recipe
+from toy import ADAM, ToyUnet, toy_recipe
 
 from effuse.algorithms.feddiffuse import UDec
+from effuse.core.machine import Eager
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.recipe import Evaluate
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ancestral
+from effuse.engines.check import check
 from effuse.engines.driver import run
-from effuse.engines.evaluation import in_turn
+from effuse.engines.evaluation import in_turn, shares_of
+from effuse.models.unet import DigitsUnet
 
 
 @spec
@@ -61,3 +66,33 @@ def test_personal_models_are_told_by_mean_and_spread_and_pooled_alike(tmp_path):
         assert [sum(any(torch.equal(p, image) for image in x) for p in pooled) for x in drawn["bright"][:3]] == [n // 3] * 3
         assert found[f"{name}_pooled"]["value"] == float(pooled.double().mean())
         assert found[f"{name}_pooled"]["protocol"] == {"generated": n, "clients": 3}
+
+
+def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
+    """Six images of three clients: two each, and no number for a client by itself; the check knows what is sent."""
+    recipe = toy_recipe(
+        algorithm=UDec(local=ADAM), evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),), personal="pooled"),
+        sampler=Ancestral(batch=6),
+    )  # fmt: skip
+    drawn = []
+    generate = Eager.generate
+
+    def watch(machine, net, arch, n, *rest):
+        drawn.append(n)
+        return generate(machine, net, arch, n, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Eager, "generate", watch)
+        found = run(recipe, tmp_path / "run")["metrics"]
+    assert drawn == [2, 2, 2]
+    assert found["bright_pooled"]["protocol"] == {"generated": 6, "clients": 3} and found.keys() == {"bright_pooled"}
+    sent = json.loads((tmp_path / "run" / "ledger.json").read_text())["evaluation"]
+    assert check(recipe)["traffic"]["evaluation"]["bytes"] == sent["bytes"]
+
+
+def test_clients_draw_whole_turns_of_the_classes():
+    """Ten classes, 20 clients: of 100 images five each, cut from ten; of 10,000 images 500 each; without classes just the share."""
+    labelled = toy_recipe(model=DigitsUnet(side=8, channels=1, classes=10), clients=20)
+    for arch, n, drawn in ((labelled.model, 100, 10), (labelled.model, 10_000, 500), (ToyUnet(), 100, 5)):
+        evaluate = Evaluate(grid=0, metrics=(ToyBrightness(n=n),), personal="pooled")
+        assert shares_of(dataclasses.replace(labelled, model=arch, evaluate=evaluate), 20) == (n // 20, drawn)

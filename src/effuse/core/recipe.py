@@ -29,6 +29,8 @@ class Evaluate(Spec):
     every: NonNegativeInt = 0  # rounds between evaluations; 0: after the last round only
     grid: NonNegativeInt = 100  # images in the sample grid
     metrics: tuple[Metric, ...] = ()
+    # models that clients own: each by itself and then all pooled, or the pool alone, for which a client draws no more than its share
+    personal: Literal["each", "pooled"] = "each"
 
 
 @spec

@@ -10,7 +10,7 @@ from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.engines.device import cpu_slots
-from effuse.engines.evaluation import wanted_samples
+from effuse.engines.evaluation import shares_of
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
 from effuse.engines.rounds import Played, figures, played
@@ -77,7 +77,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
-    n = wanted_samples(recipe)
+    _, n = shares_of(recipe, len(fed.clients))
     model = recipe.algorithm.deliver(done.server)
     with fed.evaluating():
         for average in (False, True) if recipe.algorithm.averages else (False,):

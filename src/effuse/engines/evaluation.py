@@ -89,25 +89,25 @@ class Evaluator:
         self, fed: Federation, model: Model, pictures: Path, average: bool = False
     ) -> tuple[dict[str, Any], list[str]]:
         """Metrics of every client's personal model (mean and spread), of equal shares pooled, and the models' digests."""
-        wanted, grid = wanted_samples(self.recipe), self.recipe.evaluate.grid
-        share = -(-wanted // len(fed.clients))
+        share, n = shares_of(self.recipe, len(fed.clients))
+        grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
         digests: list[str] = []
         each: list[dict[str, Measurement]] = []
         shares: list[Images] = []
         with fed.evaluating():
-            asked = {"model": model, "n": wanted, "sampler": self.recipe.sampler, "average": average}
+            asked = {"model": model, "n": n, "sampler": self.recipe.sampler, "average": average}
             for client, drawn in fed.ask(fed.algorithm.draw, fed.clients, **asked):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
-                    each.append(self.measure(drawn.images, None))
+                    each += [self.measure(drawn.images, None)] if alone else []
                     # each client gives other rows, since labels run in turn: the first rows of all would be of a few classes
-                    shares.append(drawn.images.rows((torch.arange(share) + len(shares) * share) % wanted))
+                    shares.append(drawn.images.rows((torch.arange(share) + len(shares) * share) % n))
                     if grid:
                         save_grid(drawn.images.first(grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
         if not shares:
             return {}, digests
         found = {}
-        for name in each[0]:
+        for name in each[0] if each else ():
             values = [m[name].value for m in each]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             found[name] = report(each[0][name]) | {"value": statistics.fmean(values), "std": spread, "clients": values}
@@ -128,6 +128,16 @@ def in_turn(shares: list[Images]) -> Images:
 def wanted_samples(recipe: Recipe) -> int:
     """Samples that the grid and the hungriest metric need."""
     return max([recipe.evaluate.grid, *(m.samples for m in recipe.evaluate.metrics)])
+
+
+def shares_of(recipe: Recipe, clients: int) -> tuple[int, int]:
+    """Of each client that owns its model: the images that go into the pool, and those that it draws."""
+    wanted, arch = wanted_samples(recipe), recipe.model
+    share = -(-wanted // clients)
+    if recipe.evaluate.personal == "each":
+        return share, wanted
+    classes = arch.shape.classes if arch.conditional else 1  # in whole turns, so that the shares together are of all alike
+    return share, min(wanted, -(-max(share, recipe.evaluate.grid) // classes) * classes)
 
 
 def evaluation_stream(seed: int) -> Any:
