@@ -1,5 +1,6 @@
 """What the recorded step keeps in static buffers, on a CPU: a recording is played by calling what was recorded."""
 
+import dataclasses
 import functools
 import gc
 import types
@@ -15,7 +16,7 @@ from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
 from effuse.core.params import Params
 from effuse.core.rng import Stream
-from effuse.core.solvers import SGD, Adam
+from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.models.unet import Unet
@@ -65,6 +66,44 @@ def test_fits_one_after_another_are_the_eager_ones():
         assert (y - z).norm() < 1e-4 * (y - MODEL.params).norm()
         assert all(t.is_contiguous() for t in b.gradient.tensors)
     assert fast.captures == 2, "with and without a second pass"
+
+
+# each differs from the first in one thing that a recording holds
+SOLVERS = [
+    Adam(lr=1e-2, batch=16, steps=4),
+    Adam(lr=1e-2, batch=16, steps=4, betas=(0.5, 0.9)),
+    Adam(lr=1e-2, batch=16, steps=4, eps=1e-2),
+    Adam(lr=1e-2, batch=16, steps=4, weight_decay=0.1),
+    AdamW(lr=1e-2, batch=16, steps=4, weight_decay=5.0),
+    SGD(lr=1e-2, batch=16, steps=4),
+    SGD(lr=1e-2, batch=16, steps=4, clip=0.01),
+    SGD(lr=1e-2, batch=16, steps=4, momentum=0.9),
+    SGD(lr=1e-2, batch=16, steps=4, weight_decay=0.5),
+]
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_solver_is_never_taken_for_another():
+    """Nine solvers, twice over, on one machine; the second time at other rates and for other numbers of steps, and nothing is recorded."""
+    fast, eager, shard = (
+        Captured(CPU, TASK, compiled=False),
+        Eager(CPU, TASK),
+        Shard.whole(ToyImages(n=50, side=8).load("train")),
+    )
+    for again, solver in [(again, solver) for again in (False, True) for solver in SOLVERS]:
+        solver = dataclasses.replace(solver, steps=6 if again else 4, state="kept", schedule=CosineDecay())
+        found = []
+        for machine in (eager, fast):
+            machine.release(None)
+            net = machine.load(MODEL)
+            work = Work(
+                solver=solver, shard=shard, lr=solver.lr / (1 + again), stream=Stream((again,)), place=0, where="here"
+            )  # fmt: skip
+            found.append((machine.fit(net, work), Params.of(net)))
+        (((a, m), y), ((b, n), z)) = found
+        assert b.loss == pytest.approx(a.loss, rel=1e-4) and (y - z).norm() < 0.05 * (y - MODEL.params).norm(), solver
+        assert (m - n).norm() <= 0.05 * m.norm()  # where a gradient should be nought, Adam makes steps of its rounding
+    assert fast.captures == len(SOLVERS)
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

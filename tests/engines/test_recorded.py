@@ -63,6 +63,19 @@ def fast(monkeypatch):
     device.KEPT.clear()
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """Every recorded machine that was made."""
+    found, begin = [], Captured.__init__
+
+    def noted(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        found.append(self)
+
+    monkeypatch.setattr(Captured, "__init__", noted)
+    return found
+
+
 def recipe_of(algorithm, **changes):
     """Clients of unequal sizes, so that batches are ragged; no dropout, whose masks depend on a batch's padding."""
     values = dict(
@@ -91,12 +104,13 @@ def assert_alike(ours, theirs):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_recorded_and_eager(name, fast, tmp_path):
+def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path):
     """The algorithm, FedAvg at another rate on mirrored images, the algorithm on those, too: on the same machines, each as by itself."""
     recipe = recipe_of(ALGORITHMS[name])
     fedavg = recipe_of(FedAvg(local=ADAM), data=Speckled(flip=True)).changed(["algorithm.local.lr=0.003"])
-    for i, each in enumerate([recipe, fedavg, recipe.changed(["seed=7", "data=speckled(flip=True)"])]):
-        fast(True)
-        ours = outcome(each, tmp_path / f"fast-{i}")
-        fast(False)
-        assert_alike(ours, outcome(each, tmp_path / f"eager-{i}"))
+    recipes = [recipe, fedavg, recipe.changed(["seed=7", "data=speckled(flip=True)"])]
+    ours = [outcome(each, tmp_path / f"fast-{i}") for i, each in enumerate(recipes)]
+    assert made == device.KEPT, "all on the same machines"
+    fast(False)
+    for i, (each, found) in enumerate(zip(recipes, ours)):
+        assert_alike(found, outcome(each, tmp_path / f"eager-{i}"))
