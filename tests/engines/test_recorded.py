@@ -10,8 +10,10 @@ from toy import ADAM, ALGORITHMS, ToyUnet, toy_recipe
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.captured import WARM_UP, Captured
 from effuse.core.data import Dataset, Source, Split
+from effuse.core.errors import TrainingError
 from effuse.core.machine import Eager
 from effuse.core.recipe import Evaluate
+from effuse.core.solvers import Adam
 from effuse.core.spec import spec
 from effuse.data.dirichlet import QuantitySkew
 from effuse.diffusion.samplers import Ddim
@@ -114,3 +116,17 @@ def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path):
     fast(False)
     for i, (each, found) in enumerate(zip(recipes, ours)):
         assert_alike(found, outcome(each, tmp_path / f"eager-{i}"))
+
+
+def test_a_run_that_diverges_leaves_its_machines_to_the_next(fast, made, tmp_path):
+    """Clients at a rate that ends in infinity; what they leave in buffers and moments changes nothing for the next run."""
+    recipe = recipe_of(FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1, state="kept")), clients=5)
+    with pytest.raises(TrainingError):
+        run(recipe.changed(["algorithm.local=sgd(lr=1e30, batch=8, epochs=2)"]), tmp_path / "lost")
+    assert made == device.KEPT
+    with pytest.raises(TrainingError):
+        run(recipe.changed(["algorithm.local.lr=1e30"]), tmp_path / "lost too")
+    ours = outcome(recipe, tmp_path / "fast")
+    assert made == device.KEPT and len(made) == 5
+    fast(False)
+    assert_alike(ours, outcome(recipe, tmp_path / "eager"))

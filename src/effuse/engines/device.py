@@ -57,6 +57,8 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
 
 def keep(machines: Sequence[Eager]) -> None:
     """Leave the machines of a run that is over, with their recordings, to the next run of this process."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # a fit that was given up may have left steps in its queue
     KEPT[:] = [machine for machine in machines if isinstance(machine, Captured)]
 
 

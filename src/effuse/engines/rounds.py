@@ -98,8 +98,12 @@ class Run:
 
     def complete(self) -> dict[str, Any]:
         """From the last checkpoint, or from nothing, to the result."""
-        with self.fed:
-            result = self._complete()
+        try:
+            with self.fed:
+                result = self._complete()
+        except TrainingError:  # the recipe's fault: the next cell of a table need not record anew
+            keep(self.machines)
+            raise
         keep(self.machines)
         return result
 

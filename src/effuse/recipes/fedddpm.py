@@ -168,7 +168,8 @@ def plus(data: Data = "mnist", scale: Size = "paper") -> Recipe:
 def aux_only(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     """The auxiliary set alone, as large as the real one, with as many gradient steps as FedAvg's clients take."""
     s = _setting(data, scale)
-    return _recipe(s, AuxOnly(**_synthesis(s), central=s.local()), rounds=_share(s))
+    rounds, epochs = _alone(s)
+    return _recipe(s, AuxOnly(**_synthesis(s), central=s.local(epochs)), rounds=rounds)
 
 
 def centralised(data: Data = "mnist", scale: Size = "paper") -> Recipe:
@@ -181,7 +182,8 @@ def local_only(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     """Each site alone, with as many epochs as FedAvg asks of it on average."""
     s = _setting(data, scale)
     evaluate = Evaluate(grid=16, metrics=(s.fid,))  # in the end only: every client's own model is looked at
-    return _recipe(s, LocalOnly(local=s.local()), rounds=_share(s), evaluate=evaluate)
+    rounds, epochs = _alone(s)
+    return _recipe(s, LocalOnly(local=s.local(epochs)), rounds=rounds, evaluate=evaluate)
 
 
 def fedavg_matched(data: Data = "mnist", scale: Size = "paper") -> Recipe:
@@ -195,9 +197,11 @@ def fedavg_ema(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     return dataclasses.replace(fedavg(data, scale), ema=0.9)
 
 
-def _share(s: Setting) -> int:
-    """How many rounds a client takes part in, on average."""
-    return max(1, round(s.rounds * s.p))
+def _alone(s: Setting) -> tuple[int, int]:
+    """Rounds and epochs in each that make up the epochs of a client that takes part in FedAvg, on average; K or a few more in each."""
+    in_all = max(s.K, round(s.rounds * s.cohort * s.K / s.clients))
+    epochs = next(e for e in range(s.K, in_all + 1) if in_all % e == 0)
+    return in_all // epochs, epochs
 
 
 def _matched(s: Setting) -> int:
@@ -244,7 +248,11 @@ STAND_INS = {k: k.replace("fid", "fid_classifier") for k in ("fid", "fid_ema", "
 SMOKE = Scale(metrics=STAND_INS, comparable=False)
 SCALES = {"paper": Scale(), "scaled": Scale(comparable=False), "smoke": SMOKE}
 LESS = ("clients=6", "rounds=2", "evaluate.every=0", 'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train")]')
-SMALL_SCALES = {"scaled": SCALES["scaled"], "smoke": dataclasses.replace(SMOKE, settings=LESS)}
+# compiled, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
+SMALL_SCALES = {
+    "scaled": Scale(settings=("speed=compile",), comparable=False),
+    "smoke": dataclasses.replace(SMOKE, settings=LESS),
+}
 
 
 def table1() -> Table:
@@ -358,11 +366,16 @@ def tuning(data: Data = "mnist", seed: int = 100, rounds: int = 20, warmup: int 
 
 def _budget(s: Setting, method: str, every: int, samples: int) -> list[str]:
     """Settings that give every method the same work at this size."""
-    T = {"fedavg_matched": _matched(s), "aux_only": _share(s), "local_only": _share(s)}.get(method, s.rounds)
+    (alone, epochs), matched = _alone(s), _matched(s)
+    T = {"fedavg_matched": matched, "aux_only": alone, "local_only": alone}.get(method, s.rounds)
+    # the longer run is looked at as often; lone sites in the end, and only what all draw together: 10,000 images of each are too many
+    looks = {"fedavg_matched": math.ceil(every * matched / s.rounds), "local_only": 0}.get(method, every)
     chosen = [f"rounds={T}", f"clients={s.clients}", f'evaluate.metrics=[fid(n={samples}, split="train")]']
+    chosen += [f"evaluate.every={looks}", *(["evaluate.personal=pooled"] if method == "local_only" else [])]
     chosen += [f"algorithm.warmup.epochs={s.warmup}"] if method in ("fedddpm", "plus", "localaug", "aux_only") else []
     chosen += [f"algorithm.local.steps={s.cohort * s.K * s.batches}"] if method == "centralised" else []
-    return chosen + [f"evaluate.every={0 if method == 'local_only' else every}"]
+    chosen += [f"algorithm.central.epochs={epochs}"] if method == "aux_only" else []
+    return chosen + ([f"algorithm.local.epochs={epochs}"] if method == "local_only" else [])
 
 
 def _cell(method: str, data: Data, labels: dict[str, str | int], printed: float | None, *settings: str) -> Cell:
@@ -371,6 +384,6 @@ def _cell(method: str, data: Data, labels: dict[str, str | int], printed: float 
         labels={"method": method, **labels},
         recipe=f'{recipe}(data="{data}", scale="{{scale}}")',
         settings=(f"partition={PARTITIONS[str(labels['partition'])]}", *settings),
-        metric="fid_ema" if method == "fedavg_ema" else "fid",
+        metric={"fedavg_ema": "fid_ema", "local_only": "fid_pooled"}.get(method, "fid"),
         printed=printed,
     )
