@@ -95,7 +95,8 @@ def _setting(data: Data, scale: Size) -> Setting:
         return dataclasses.replace(
             printed, clients=20, rounds=60, batch=128, K=2, E=1, E_plus=20, warmup=20, zeta=5e-4, eta=1e-4,
             model=Unet(widths=(64, 64, 128), layers=1) if data == "mnist" else Unet(widths=(64, 128, 128, 128), layers=1),
-            sampler=Ddim(steps=50, batch=500), synthesis=Ddim(steps=50, batch=100), test=QuickTest(every=4, threshold=1.0),
+            # one batch size: a single recording of the sampler serves evaluation, synthesis and quick test
+            sampler=Ddim(steps=50, batch=500), synthesis=Ddim(steps=50, batch=500), test=QuickTest(every=4, threshold=1.0),
         )  # fmt: skip
     if scale == "smoke":
         return Setting(
