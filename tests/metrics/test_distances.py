@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,27 @@ def test_frechet_with_fewer_samples_than_dimensions() -> None:
     x = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
     assert frechet(moments(x), moments(x)) == pytest.approx(0.0, abs=1e-5)
     assert frechet(moments(x), moments(x + 1.0)) == pytest.approx(40.0, abs=1e-4)
+
+
+def test_a_solver_that_gives_up_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's may fail on a singular covariance, and a table must not end there: every first try fails here."""
+    x, y = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0))
+    wanted = frechet(moments(x), moments(y))
+    for name in ("eigh", "eigvalsh"):
+        monkeypatch.setattr(torch.linalg, name, _failing_once(getattr(torch.linalg, name)))
+    assert frechet(moments(x), moments(y)) == wanted
+
+
+def _failing_once(solver: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    tries = []
+
+    def solve(matrix: Tensor) -> Any:
+        tries.append(matrix)
+        if len(tries) == 1:
+            raise torch.linalg.LinAlgError("failed to converge")
+        return solver(matrix)
+
+    return solve
 
 
 def test_kernel_distance_by_hand() -> None:

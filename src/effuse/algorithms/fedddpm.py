@@ -22,7 +22,7 @@ from effuse.core.wire import message
 from effuse.core.workbench import SERVER
 from effuse.diffusion.synthesis import Fraction, Gathering, Synthesising, Synthetic
 from effuse.metrics.classifier import Classifier
-from effuse.metrics.distances import Moments, frechet, moments
+from effuse.metrics.distances import Moments, frechet, moments, solved
 from effuse.metrics.encoders import Encoder, Inception
 
 CORRECTION, OVER = "correction", "over"  # phases after the federated rounds of FedDDPM+
@@ -112,7 +112,7 @@ class QuickTest(Spec):
 def leading(features: Tensor, components: int | None) -> tuple[Tensor, Moments]:
     """The leading principal directions of some features, and their moments in them."""
     found = moments(features)
-    basis = torch.linalg.eigh(found.covariance).eigenvectors[:, -(components or features.shape[1]) :]
+    basis = solved(torch.linalg.eigh, found.covariance)[1][:, -(components or features.shape[1]) :]
     return basis, Moments(found.mean @ basis, basis.T @ found.covariance @ basis)
 
 

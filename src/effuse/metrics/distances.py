@@ -4,7 +4,8 @@ torchmetrics computes FID, KID and IS as well and is their oracle in the tests; 
 needs sets of equal size for KID, and shuffles with torch's global generator.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +35,22 @@ def frechet(a: Moments, b: Moments) -> float:
 
     The trace of sqrt(A B) is that of sqrt(sqrt(A) B sqrt(A)): symmetric, so its eigenvalues are real at any sample size.
     """
-    values, vectors = torch.linalg.eigh(a.covariance)
+    values, vectors = solved(torch.linalg.eigh, a.covariance)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     inner = root @ b.covariance @ root
-    cross = torch.linalg.eigvalsh((inner + inner.T) / 2).clamp(min=0).sqrt().sum()
+    (spectrum,) = solved(torch.linalg.eigvalsh, (inner + inner.T) / 2)
+    cross = spectrum.clamp(min=0).sqrt().sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * cross
     return max(0.0, float(distance))  # rounding may leave a hair below zero
+
+
+def solved(solver: Callable[[Tensor], Any], matrix: Tensor) -> tuple[Tensor, ...]:
+    """What a solver finds for a matrix; where a GPU's gives up, as it may on a singular one, a CPU's."""
+    try:
+        found = solver(matrix)
+    except torch.linalg.LinAlgError:
+        found = solver(matrix.cpu())
+    return tuple(t.to(matrix.device) for t in ((found,) if isinstance(found, Tensor) else found))
 
 
 def kernel_distance(x: Tensor, y: Tensor) -> float:
