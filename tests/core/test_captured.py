@@ -68,6 +68,30 @@ def test_fits_one_after_another_are_the_eager_ones():
     assert fast.captures == 2, "with and without a second pass"
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_what_a_job_froze_stays_frozen():
+    """All layers, without the last one, all again: on one machine, as eager."""
+    fast, eager, shard = (
+        Captured(CPU, TASK, compiled=False),
+        Eager(CPU, TASK),
+        Shard.whole(ToyImages(n=50, side=8).load("train")),
+    )
+    for frozen in (False, True, False):
+        found = []
+        for machine in (eager, fast):
+            machine.release(None)
+            net = machine.load(MODEL)
+            net.conv_out.requires_grad_(not frozen)
+            work = Work(
+                solver=SGD(lr=0.05, batch=16, steps=4), shard=shard, lr=0.05, stream=Stream((0,)), place=0, where="here"
+            )
+            machine.fit(net, work)
+            found.append(Params.of(net))
+            assert torch.equal(net.conv_out.weight, MODEL.params["conv_out.weight"]) == frozen
+        assert (found[0] - found[1]).norm() < 1e-4 * (found[0] - MODEL.params).norm()
+    assert fast.captures == 2
+
+
 # each differs from the first in one thing that a recording holds
 SOLVERS = [
     Adam(lr=1e-2, batch=16, steps=4),

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from toy import ADAM, ToyStateful, toy_recipe
+from toy import ADAM, ALGORITHMS, ToyStateful, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.localonly import LocalOnly
@@ -24,6 +24,34 @@ from effuse.engines.check import check
 from effuse.engines.driver import resume, run
 from effuse.engines.state import Snapshots
 from effuse.engines.worker import Worker
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedddpm, parts and kept optimisers",
+        "localaug",
+        "fedphd, pruned in the middle",
+        "moon",
+        "feddiffuse, udec, part of the clients",
+    ],
+)
+def test_methods_of_one_seed_meet_the_same_cohorts(name, tmp_path, monkeypatch):
+    """Whatever a method does before its federated rounds: in each of them it asks the clients that FedAvg asks."""
+    asked = []
+    sample = Federation.sample
+
+    def noted(fed, cohort):
+        asked.append((fed.federated, sample(fed, cohort)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(Federation, "sample", noted)
+    found = []
+    for algorithm in (FedAvg(local=ADAM, cohort=2), ALGORITHMS[name]):
+        run(toy_recipe(algorithm=algorithm, clients=5, rounds=4), tmp_path / algorithm.name)
+        found.append(asked[:])
+        asked.clear()
+    assert found[0] == found[1] and len(found[0]) == 4 and len({tuple(cohort) for _, cohort in found[0]}) > 1
 
 
 @spec

@@ -19,7 +19,7 @@ from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
 from effuse.core.model import Arch
-from effuse.core.params import Params
+from effuse.core.params import Params, named_values
 from effuse.core.rng import DEFAULT_GENERATOR, Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
@@ -48,9 +48,10 @@ class Captured(Eager):
     def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
             return super().fit(net, work)  # padding would enter its statistics
-        key = step_key(net.arch, work)  # type: ignore[arg-type]
+        frozen = tuple(k for k, p in named_values(net)[0].items() if not p.requires_grad)
+        key = step_key(net.arch, work, frozen)  # type: ignore[arg-type]
         if key not in self._steps:
-            self._steps[key] = RECORDING.submit(TrainingStep, self, net.arch, work).result()  # type: ignore[arg-type]
+            self._steps[key] = RECORDING.submit(TrainingStep, self, net.arch, work, frozen).result()  # type: ignore[arg-type]
             self.captures += 1
         step = self._steps[key]
         if not step.draws:
@@ -107,11 +108,13 @@ class Captured(Eager):
 class TrainingStep:
     """One recorded step over static buffers."""
 
-    def __init__(self, machine: Captured, arch: Arch, work: Work) -> None:
+    def __init__(self, machine: Captured, arch: Arch, work: Work, frozen: tuple[str, ...]) -> None:
         self.machine, self.task, self.solver, device = machine, machine.task, work.solver, machine.device
         data, size = work.shard.dataset, work.solver.batch
         self.net = machine.network(arch).train()
         self.params = dict(self.net.named_parameters())
+        for name in frozen:
+            self.params[name].requires_grad_(False)
         self.lr = torch.zeros((), device=device)
         self.optimiser = self.solver.optimiser(list(self.params.values()), self.lr)
         self.given = {k: _buffer(v, device) for k, v in work.given.items()}
@@ -281,13 +284,13 @@ def draws_inside(net: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())
 
 
-def step_key(arch: Arch, work: Work) -> tuple[Any, ...]:
+def step_key(arch: Arch, work: Work, frozen: tuple[str, ...]) -> tuple[Any, ...]:
     """What makes two fits the same recording: all but weights, data, rates and amounts of work."""
     data = work.shard.dataset
     given = tuple((k, _layout(v)) for k, v in sorted(work.given.items()))
     return (
         arch, kind_of(work.solver), work.loss, work.direction, given, work.rho is None, work.gradient,
-        tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip,
+        tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip, frozen,
     )  # fmt: skip
 
 
