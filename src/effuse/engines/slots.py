@@ -47,10 +47,9 @@ def in_slots(
                 stream.wait_stream(main)
                 done = job(worker, client)
                 stream.synchronize()
+                # the server reads the answer on its own stream: let go of, it must not be another client's before that
                 for tensor in tensors_in(done):
-                    if (
-                        tensor.is_cuda
-                    ):  # the server reads it on its own stream: let go of, it must not be another client's before that
+                    if tensor.is_cuda:
                         tensor.record_stream(main)
                 return done
         finally:
