@@ -23,7 +23,7 @@ class Arch(Spec, ABC):
 
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # part -> prefixes of parameter names; together they match each once
 
-    uncut: ClassVar[tuple[str, ...]] = ()  # layers whose outputs pruning leaves as wide as they are, by the ends of their names
+    uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs pruning leaves as wide as they are
     featured: ClassVar[bool] = False  # its network takes `give=` and so shows its features: a vector per image
     conditional: ClassVar[bool] = False  # a network with class embeddings makes this a key of its own
     travels: ClassVar[bool] = True  # whether it may stand in a message: what reads a path of its receiver's may not
