@@ -24,6 +24,7 @@ from effuse.models.unet import Unet
 CPU, TASK = torch.device("cpu"), Denoise()
 ARCH = Unet(widths=(8, 16), layers=1, attention=(), middle_attention=False, groups=8).resolved(Shape(8, 1, 2))
 MODEL = ARCH.initial(Stream((0,)))
+SHARD = Shard.whole(ToyImages(n=50, side=8).load("train"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def fit(machine, seed, rho, alpha):
     machine.release(None)
     net = machine.load(MODEL)
     work = Work(
-        solver=SGD(lr=0.05, batch=16, steps=7), shard=Shard.whole(ToyImages(n=50, side=8).load("train")), lr=0.05,
+        solver=SGD(lr=0.05, batch=16, steps=7), shard=SHARD, lr=0.05,
         stream=Stream((seed,)), place=0, where="here", rho=rho, gradient=True, direction=blended,
         given={"alpha": alpha, "delta": MODEL.params * 0.01},
     )  # fmt: skip
@@ -71,11 +72,7 @@ def test_fits_one_after_another_are_the_eager_ones():
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_what_a_job_froze_stays_frozen():
     """All layers, without the last one, all again: on one machine, as eager."""
-    fast, eager, shard = (
-        Captured(CPU, TASK, compiled=False),
-        Eager(CPU, TASK),
-        Shard.whole(ToyImages(n=50, side=8).load("train")),
-    )
+    fast, eager = Captured(CPU, TASK, compiled=False), Eager(CPU, TASK)
     for frozen in (False, True, False):
         found = []
         for machine in (eager, fast):
@@ -83,7 +80,7 @@ def test_what_a_job_froze_stays_frozen():
             net = machine.load(MODEL)
             net.conv_out.requires_grad_(not frozen)
             work = Work(
-                solver=SGD(lr=0.05, batch=16, steps=4), shard=shard, lr=0.05, stream=Stream((0,)), place=0, where="here"
+                solver=SGD(lr=0.05, batch=16, steps=4), shard=SHARD, lr=0.05, stream=Stream((0,)), place=0, where="here"
             )
             machine.fit(net, work)
             found.append(Params.of(net))
@@ -109,11 +106,7 @@ SOLVERS = [
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_a_solver_is_never_taken_for_another():
     """Nine solvers, twice over, on one machine; the second time at other rates and for other numbers of steps, and nothing is recorded."""
-    fast, eager, shard = (
-        Captured(CPU, TASK, compiled=False),
-        Eager(CPU, TASK),
-        Shard.whole(ToyImages(n=50, side=8).load("train")),
-    )
+    fast, eager = Captured(CPU, TASK, compiled=False), Eager(CPU, TASK)
     for again, solver in [(again, solver) for again in (False, True) for solver in SOLVERS]:
         solver = dataclasses.replace(solver, steps=6 if again else 4, state="kept", schedule=CosineDecay())
         found = []
@@ -121,7 +114,7 @@ def test_a_solver_is_never_taken_for_another():
             machine.release(None)
             net = machine.load(MODEL)
             work = Work(
-                solver=solver, shard=shard, lr=solver.lr / (1 + again), stream=Stream((again,)), place=0, where="here"
+                solver=solver, shard=SHARD, lr=solver.lr / (1 + again), stream=Stream((again,)), place=0, where="here"
             )  # fmt: skip
             found.append((machine.fit(net, work), Params.of(net)))
         (((a, m), y), ((b, n), z)) = found

@@ -101,10 +101,8 @@ class Federation(ABC):
             )
         if n == total:
             return list(self.clients)
-        own = self.workbench.stream("sample")
-        seed, _, *rest = own.key
-        # by federated round, whatever came before federation: the methods of a comparison meet the same cohorts
-        chosen = Stream((seed, self.federated, *rest), own.secret).numpy().choice(total, n, replace=False)
+        # whatever came before federation: the methods of a comparison meet the same cohorts
+        chosen = self.workbench.by_federated_round("sample").numpy().choice(total, n, replace=False)
         return sorted(self.clients[i] for i in chosen)
 
     def ask(self, job: Callable[..., Any], clients: Sequence[int], **arguments: Any) -> Iterator[tuple[int, Any]]:

@@ -46,6 +46,12 @@ class Workbench:
         self._calls += 1
         return self._address.child(self._calls, purpose)
 
+    def by_federated_round(self, purpose: str) -> Stream:
+        """The same, keyed by the federated round in place of the round, which counts warm-ups and the like, too."""
+        own = self.stream(purpose)
+        seed, _, *rest = own.key
+        return Stream((seed, self.federated, *rest), own.secret)
+
     def lasting(self, purpose: str) -> Stream:
         """A stream that is the same in every round: what is drawn from it again is what was drawn before."""
         return Stream((*self._address.key[:1], "lasting", self.id, purpose), self._address.secret)
