@@ -1,0 +1,79 @@
+"""Dropout whose mask is a function of (seed, layer, element): a step needs no generator, and a backward pass no stored mask.
+
+Torch's own dropout draws from the one default generator of a process, so that clients with dropout must take turns. Here the seed is a tensor of the client's;
+masks depend neither on who else is at work nor on the kernel that computes them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+WORD = 0xFFFFFFFF
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B  # multipliers that spread a change of any bit over all (found by Chris Wellons' search)
+
+
+def threshold(rate: float) -> int:
+    """The 24-bit numbers below it are dropped."""
+    return round(rate * 2**24)
+
+
+def salt(layer: int) -> int:
+    """What tells layers apart, as a signed word."""
+    word = (layer + 1) * 0x9E3779B9 & WORD
+    return word - 2 * (word & 2**31)
+
+
+def _mixed(h: Tensor) -> Tensor:
+    h = (h ^ h >> 16) * FIRST & WORD
+    h = (h ^ h >> 15) * SECOND & WORD
+    return h ^ h >> 16
+
+
+def kept(seed: Tensor, layer: int, rate: float, index: Tensor) -> Tensor:
+    """Which elements stay; the kernels of `kernels.py` compute the same, bit by bit."""
+    first = _mixed(seed & WORD ^ salt(layer) & WORD)
+    second = _mixed((seed >> 32) + first & WORD)
+    h = index ^ first
+    h = (h ^ h >> 16) * FIRST & WORD
+    h = ((h ^ h >> 15) + second & WORD) * SECOND & WORD
+    return h >> 8 >= threshold(rate)
+
+
+def places(x: Tensor) -> Tensor:
+    """The number of each element with channels, the second dimension, last: the same whatever the memory layout."""
+    order = [x.shape[0], *x.shape[2:], x.shape[1]]
+    return torch.arange(x.numel(), device=x.device).view(order).movedim(-1, 1) if x.ndim > 2 else _plain(x)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return torch.arange(x.numel(), device=x.device).view(x.shape)
+
+
+def dropped(x: Tensor, seed: Tensor, layer: int, rate: float) -> Tensor:
+    """Dropout in plain torch."""
+    return torch.where(kept(seed, layer, rate, places(x)), x * (1 / (1 - rate)), 0)
+
+
+class KeyedDropout(nn.Module):
+    """Dropout keyed by a seed that the whole network shares, in place of torch's own."""
+
+    p: float
+    seed: Tensor
+    layer: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropped(x, self.seed, self.layer, self.p) if self.training else x
+
+
+def key_dropout(net: nn.Module) -> None:
+    """Give every dropout of a network a number, and all of them one seed."""
+    device = next((p.device for p in net.parameters()), None)
+    seed = torch.zeros((), dtype=torch.int64, device=device)
+    drops = [m for m in net.modules() if type(m) is nn.Dropout and 0 < m.p < 1]
+    for layer, module in enumerate(drops):
+        module.__class__, module.layer = KeyedDropout, layer
+        module.register_buffer("seed", seed, persistent=False)
+
+
+def seed_of(net: nn.Module) -> Tensor | None:
+    """The seed of a network's dropout, where it has any."""
+    return next((m.seed for m in net.modules() if isinstance(m, KeyedDropout)), None)

@@ -1,0 +1,179 @@
+"""Operations that a compiler leaves in pieces: as one kernel each on a GPU (`kernels.py`), in plain torch elsewhere.
+
+They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. All want channels last, and make it
+so where it is not.
+"""
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from effuse.core.dropout import KeyedDropout, dropped
+
+
+@functools.cache
+def available(device: torch.device) -> bool:
+    """Whether our kernels run there."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def _kernels(x: Tensor) -> Any:
+    """The Triton kernels for a tensor, or None where plain torch is to do it."""
+    if not x.is_cuda and not _interpreted():
+        return None
+    from effuse.core import kernels
+
+    return kernels
+
+
+@functools.cache
+def _interpreted() -> bool:
+    import os
+
+    return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+
+def rows(x: Tensor) -> tuple[Tensor, int]:
+    """A tensor as rows of channels, one for each position, and how far apart rows are; copied only where it must be."""
+    places, row = x.shape[2:], x.stride(-1)
+    wanted = row
+    for size, stride in zip([*places[::-1], x.shape[0]], [*x.stride()[:1:-1], x.stride(0)]):
+        if size > 1 and stride != wanted:
+            break
+        wanted *= size
+    else:
+        if x.stride(1) == 1 and row >= x.shape[1]:
+            return x, row
+    return empty_rows(x).copy_(x), x.shape[1]
+
+
+def empty_rows(x: Tensor) -> Tensor:
+    """Room for a tensor of that shape with channels last."""
+    return torch.empty((x.shape[0], *x.shape[2:], x.shape[1]), dtype=x.dtype, device=x.device).movedim(-1, 1)
+
+
+@torch.library.custom_op("effuse::norm", mutates_args=())
+def norm(
+    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, groups: int, eps: float, before: bool,
+    after: bool, rate: float, layer: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`."""
+    y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
+    kernels = _kernels(x)
+    if kernels is not None:
+        x, row = rows(x)
+        with torch.cuda.device_of(x):
+            kernels.forward(x, shift, weight, bias, seed, y, stats, row, groups, eps, before, after, rate, layer)
+        return y, stats
+    u = _shifted(x, shift)
+    u = F.gelu(u) if before else u
+    var, mean = torch.var_mean(u.reshape(len(u), groups, -1), -1, correction=0)
+    stats[:, 0], stats[:, 1] = mean, (var + eps).rsqrt()
+    z = _scaled(_hat(u, stats), weight, bias)
+    z = F.silu(z) if after else z
+    y.copy_(dropped(z, seed, layer, rate) if rate and seed is not None else z)
+    return y, stats
+
+
+@torch.library.custom_op("effuse::norm_backward", mutates_args=())
+def norm_backward(
+    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor, before: bool,
+    after: bool, rate: float, layer: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient of x, and for each image those of weight, bias and shift."""
+    dx, sums = empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
+    groups = stats.shape[2]
+    kernels = _kernels(x)
+    if kernels is not None:
+        (x, row), (dy, drow) = rows(x), rows(dy)
+        with torch.cuda.device_of(x):
+            kernels.backward(x, dy, shift, weight, bias, seed, stats, dx, sums, row, drow, groups, before, after, rate, layer)
+        return dx, sums
+    v = _shifted(x, shift)
+    hat = _hat(F.gelu(v) if before else v, stats)
+    g = dy.float()
+    if rate and seed is not None:
+        g = dropped(g, seed, layer, rate)
+    if after:
+        z = _scaled(hat, weight, bias)
+        s = z.sigmoid()
+        g = g * s * (1 + z * (1 - s))
+    places = tuple(range(2, x.ndim))
+    sums[0], sums[1] = (g * hat).sum(places), g.sum(places)
+    g = _scaled(g, weight, None)
+    n = x[0].numel() // groups
+    along, level = ((t.reshape(len(x), groups, -1).sum(-1, keepdim=True) / n) for t in (g * hat, g))
+    d = (g.reshape(len(x), groups, -1) - level - hat.reshape(len(x), groups, -1) * along) * stats[:, 1, :, None]
+    d = d.reshape(x.shape)
+    if before:
+        d = d * (0.5 * (1 + torch.erf(v * 0.5**0.5)) + v * (0.5 / torch.pi) ** 0.5 * torch.exp(-0.5 * v * v))
+    sums[2] = d.sum(places)
+    return dx.copy_(d), sums
+
+
+def _shifted(x: Tensor, shift: Tensor | None) -> Tensor:
+    return x.float() if shift is None else x.float() + shift.view(*shift.shape, *[1] * (x.ndim - 2))
+
+
+def _hat(u: Tensor, stats: Tensor) -> Tensor:
+    return ((u.reshape(len(u), stats.shape[2], -1) - stats[:, 0, :, None]) * stats[:, 1, :, None]).reshape(u.shape)
+
+
+def _scaled(u: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    shape = (-1, *[1] * (u.ndim - 2))
+    return u * weight.view(shape) if bias is None else u * weight.view(shape) + bias.view(shape)
+
+
+@norm.register_fake
+def _(x: Tensor, shift: Any, weight: Any, bias: Any, seed: Any, groups: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
+
+
+@norm_backward.register_fake
+def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, shift, weight, bias, seed, _, _, *ctx.options = inputs
+    ctx.save_for_backward(x, shift, weight, bias, seed, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _back(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+    x, shift, weight, bias, seed, stats = ctx.saved_tensors
+    dx, sums = norm_backward(x, dy, shift, weight, bias, seed, stats, *ctx.options)
+    dw, db = sums[:2].sum(1)
+    return dx, None if shift is None else sums[2], dw, db, None, None, None, None, None, None, None
+
+
+norm.register_autograd(_back, setup_context=_keep)
+
+
+def normed(
+    x: Tensor, by: nn.GroupNorm, shift: Tensor | None = None, before: bool = False, after: bool = False, drop: nn.Module | None = None
+) -> Tensor:  # fmt: skip
+    """A normalisation with what stands around it: gelu before, SiLU and dropout after."""
+    rate, layer, seed = 0.0, 0, None
+    if isinstance(drop, KeyedDropout) and drop.training:
+        rate, layer, seed = drop.p, drop.layer, drop.seed
+    shift = None if shift is None else shift.float().expand(x.shape[:2]).contiguous()
+    return norm(x, shift, by.weight, by.bias, seed, by.num_groups, by.eps, before, after, rate, layer)[0]
+
+
+class FusedGroupNorm(nn.GroupNorm):
+    """The same normalisation in one kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normed(x, self)
+
+
+class FusedGroupNormSiLU(nn.GroupNorm):
+    """The same with the SiLU that follows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normed(x, self, after=True)

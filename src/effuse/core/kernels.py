@@ -1,0 +1,308 @@
+"""Triton kernels for group normalisation between its neighbours: y = drop(silu(norm(gelu(x + shift)))), each part optional.
+
+A program owns whole groups of one image, as rows of positions by columns of channels, so that nothing is summed across programs: results repeat to
+the bit. Where the plane is small, a program keeps it in registers; otherwise it reads it a second time, which the cache answers. This
+module needs triton and is imported only where there is one (see `fused.py`, which holds the same mathematics in plain torch).
+"""
+
+import os
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from effuse.core.dropout import salt, threshold
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then kernels run, slowly, on a CPU
+WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row are read at full speed
+WIDE = 64  # the same where planes are small
+SMALL_PLANE = 64
+HELD = 8192  # elements that a program keeps in registers; otherwise it looks at half as many a turn
+
+
+@triton.jit
+def _mixed(h):
+    h ^= h >> 16
+    h *= 0x7FEB352D
+    h ^= h >> 15
+    h *= 0x846CA68B
+    h ^= h >> 16
+    return h
+
+
+@triton.jit
+def _keys(seed_ptr, salt):
+    seed = tl.load(seed_ptr)
+    first = _mixed(seed.to(tl.uint32) ^ salt.to(tl.uint32))
+    return first, _mixed((seed >> 32).to(tl.uint32) + first)
+
+
+@triton.jit
+def _kept(index, first, second, threshold):
+    h = index.to(tl.uint32) ^ first
+    h ^= h >> 16
+    h *= 0x7FEB352D
+    h ^= h >> 15
+    h += second
+    h *= 0x846CA68B
+    return (h >> 8).to(tl.int32) >= threshold
+
+
+@triton.jit
+def _gelu(u):
+    return 0.5 * u * (1.0 + tl.erf(u * 0.7071067811865476))
+
+
+@triton.jit
+def _gelu_slope(u):
+    return 0.5 * (1.0 + tl.erf(u * 0.7071067811865476)) + u * 0.3989422804014327 * tl.exp(-0.5 * u * u)
+
+
+@triton.jit
+def _grouped(v, lane, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr):
+    # every channel gets the sum of its group
+    if CHUNK == D:
+        return tl.sum(v, 0) + tl.zeros([BC], tl.float32)
+    else:
+        same = (lane[:, None] // D) == (lane[None, :] // D)
+        return tl.sum(tl.where(same, v[:, None], 0.0), 0)
+
+
+@triton.jit
+def _read(x_ptr, row, inside, c, shift, ROW: tl.constexpr):
+    return tl.load(x_ptr + row[:, None] * ROW + c[None, :], mask=inside, other=0.0).to(tl.float32) + shift[None, :]
+
+
+@triton.jit
+def _write(
+    u, y_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base,
+    C: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    at = row[:, None] * C + c[None, :]
+    y = (u - mean[None, :]) * rstd[None, :] * weight[None, :] + bias[None, :]
+    if AFTER:
+        y = y / (1.0 + tl.exp(-y))
+    if DROP:
+        y = tl.where(_kept(base + at, first, second, threshold), y * scale, 0.0)
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["salt", "threshold"])
+def norm_forward(
+    x_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, stats_ptr, P, salt, threshold, scale, eps,
+    C: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+    WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(1)
+    lane = tl.arange(0, BC)
+    c = tl.program_id(0) * CHUNK + lane
+    on = (lane < CHUNK) & (c < C)
+    shift = tl.zeros([BC], tl.float32)
+    if SHIFT:
+        shift = tl.load(shift_ptr + image * C + c, mask=on, other=0.0)
+    weight = tl.load(weight_ptr + c, mask=on, other=0.0)
+    bias = tl.load(bias_ptr + c, mask=on, other=0.0)
+    first, second = 0, 0
+    if DROP:
+        first, second = _keys(seed_ptr, salt)
+    x_ptr += image.to(tl.int64) * P * ROW
+    y_ptr += image.to(tl.int64) * P * C
+    base = image * P * C
+    p = tl.arange(0, BP)
+    if WHOLE:
+        inside = (p < P)[:, None] & on[None, :]
+        u = _read(x_ptr, p, inside, c, shift, ROW)
+        if BEFORE:
+            u = _gelu(u)
+        own = tl.sum(tl.where(inside, u, 0.0), 0) / P
+        off = tl.where(inside, u - own[None, :], 0.0)
+        spread = tl.sum(off * off, 0)
+    else:
+        # sums about the first position's value lose no digits to a mean far from zero
+        pivot = tl.load(x_ptr + c, mask=on, other=0.0).to(tl.float32) + shift
+        if BEFORE:
+            pivot = _gelu(pivot)
+        s = tl.zeros([BP, BC], tl.float32)
+        q = tl.zeros([BP, BC], tl.float32)
+        for start in range(0, P, BP):
+            row = start + p
+            inside = (row < P)[:, None] & on[None, :]
+            u = _read(x_ptr, row, inside, c, shift, ROW)
+            if BEFORE:
+                u = _gelu(u)
+            off = tl.where(inside, u - pivot[None, :], 0.0)
+            s += off
+            q += off * off
+        total = tl.sum(s, 0)
+        own = tl.where(on, pivot + total / P, 0.0)
+        spread = tl.sum(q, 0) - total * total / P
+    mean = _grouped(own, lane, D, CHUNK, BC) / D
+    apart = tl.where(on, own - mean, 0.0)
+    var = _grouped(spread + P * apart * apart, lane, D, CHUNK, BC) / (P * D)
+    rstd = 1.0 / tl.sqrt(tl.maximum(var, 0.0) + eps)
+    G: tl.constexpr = C // D
+    told = on & (lane % D == 0)
+    tl.store(stats_ptr + 2 * image * G + c // D, mean, mask=told)
+    tl.store(stats_ptr + (2 * image + 1) * G + c // D, rstd, mask=told)
+    if WHOLE:
+        _write(
+            u, y_ptr, p, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, AFTER, DROP
+        )  # fmt: skip
+    else:
+        for start in range(0, P, BP):
+            row = start + p
+            inside = (row < P)[:, None] & on[None, :]
+            u = _read(x_ptr, row, inside, c, shift, ROW)
+            if BEFORE:
+                u = _gelu(u)
+            _write(
+                u, y_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, AFTER, DROP
+            )  # fmt: skip
+
+
+@triton.jit
+def _slopes(
+    v, dy_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base,
+    C: tl.constexpr, DROW: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    # the normalised input, and the gradient of what comes after weight and bias
+    g = tl.load(dy_ptr + row[:, None] * DROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    u = v
+    if BEFORE:
+        u = _gelu(v)
+    hat = (u - mean[None, :]) * rstd[None, :]
+    if DROP:
+        g = tl.where(_kept(base + row[:, None] * C + c[None, :], first, second, threshold), g * scale, 0.0)
+    if AFTER:
+        z = hat * weight[None, :] + bias[None, :]
+        s = 1.0 / (1.0 + tl.exp(-z))
+        g = g * s * (1.0 + z * (1.0 - s))
+    return hat, g
+
+
+@triton.jit(do_not_specialize=["salt", "threshold"])
+def norm_backward(
+    x_ptr, dy_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, stats_ptr, dx_ptr, sums_ptr, P, images, salt, threshold, scale,
+    C: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(1)
+    lane = tl.arange(0, BC)
+    c = tl.program_id(0) * CHUNK + lane
+    on = (lane < CHUNK) & (c < C)
+    shift = tl.zeros([BC], tl.float32)
+    if SHIFT:
+        shift = tl.load(shift_ptr + image * C + c, mask=on, other=0.0)
+    weight = tl.load(weight_ptr + c, mask=on, other=0.0)
+    bias = tl.load(bias_ptr + c, mask=on, other=0.0)
+    G: tl.constexpr = C // D
+    mean = tl.load(stats_ptr + 2 * image * G + c // D, mask=on, other=0.0)
+    rstd = tl.load(stats_ptr + (2 * image + 1) * G + c // D, mask=on, other=0.0)
+    first, second = 0, 0
+    if DROP:
+        first, second = _keys(seed_ptr, salt)
+    x_ptr += image.to(tl.int64) * P * ROW
+    dy_ptr += image.to(tl.int64) * P * DROW
+    dx_ptr += image.to(tl.int64) * P * C
+    base = image * P * C
+    p = tl.arange(0, BP)
+    if WHOLE:
+        inside = (p < P)[:, None] & on[None, :]
+        v = _read(x_ptr, p, inside, c, shift, ROW)
+        hat, g = _slopes(
+            v, dy_ptr, p, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, DROW, BEFORE, AFTER, DROP
+        )  # fmt: skip
+        dw = tl.sum(g * hat, 0)
+        db = tl.sum(g, 0)
+    else:
+        sw = tl.zeros([BP, BC], tl.float32)
+        sb = tl.zeros([BP, BC], tl.float32)
+        for start in range(0, P, BP):
+            row = start + p
+            inside = (row < P)[:, None] & on[None, :]
+            v = _read(x_ptr, row, inside, c, shift, ROW)
+            hat, g = _slopes(
+                v, dy_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, DROW, BEFORE,
+                AFTER, DROP
+            )  # fmt: skip
+            sw += g * hat
+            sb += g
+        dw = tl.sum(sw, 0)
+        db = tl.sum(sb, 0)
+    at = image * C + c
+    tl.store(sums_ptr + at, dw, mask=on)
+    tl.store(sums_ptr + images * C + at, db, mask=on)
+    along = _grouped(weight * dw, lane, D, CHUNK, BC) / (P * D)
+    level = _grouped(weight * db, lane, D, CHUNK, BC) / (P * D)
+    if WHOLE:
+        d = (g * weight[None, :] - level[None, :] - hat * along[None, :]) * rstd[None, :]
+        if BEFORE:
+            d *= _gelu_slope(v)
+        tl.store(dx_ptr + p[:, None] * C + c[None, :], d.to(dx_ptr.dtype.element_ty), mask=inside)
+        if SHIFT:
+            tl.store(sums_ptr + 2 * images * C + at, tl.sum(tl.where(inside, d, 0.0), 0), mask=on)
+    else:
+        sd = tl.zeros([BP, BC], tl.float32)
+        for start in range(0, P, BP):
+            row = start + p
+            inside = (row < P)[:, None] & on[None, :]
+            v = _read(x_ptr, row, inside, c, shift, ROW)
+            hat, g = _slopes(
+                v, dy_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, DROW, BEFORE,
+                AFTER, DROP
+            )  # fmt: skip
+            d = (g * weight[None, :] - level[None, :] - hat * along[None, :]) * rstd[None, :]
+            if BEFORE:
+                d *= _gelu_slope(v)
+            tl.store(dx_ptr + row[:, None] * C + c[None, :], d.to(dx_ptr.dtype.element_ty), mask=inside)
+            sd += tl.where(inside, d, 0.0)
+        if SHIFT:
+            tl.store(sums_ptr + 2 * images * C + at, tl.sum(sd, 0), mask=on)
+
+
+def tiling(C: int, P: int, groups: int, held: int = HELD) -> dict[str, int]:
+    """How a plane of P positions and C channels is shared out: whole groups to a program, about WIDTH channels of them."""
+    D = C // groups
+    wanted = WIDE if P <= SMALL_PLANE else WIDTH
+    CHUNK = D * min(groups, max(1, wanted // D))
+    BC = triton.next_power_of_2(CHUNK)
+    every = triton.next_power_of_2(P)
+    whole = every * BC <= held
+    # a single large group has an image's work for one program: more threads then
+    tile = held // 2 if CHUNK < C or C * P <= 2 * held else 2 * held
+    BP = every if whole else min(every, max(1, tile // BC))
+    return {"D": D, "CHUNK": CHUNK, "BC": BC, "BP": BP, "WHOLE": whole, "num_warps": warps(BP * BC)}
+
+
+def warps(elements: int) -> int:
+    """Sixteen elements a thread: two loads of sixteen bytes in flight."""
+    return max(1, min(32, elements // 512))
+
+
+def forward(
+    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, y: Tensor, stats: Tensor, row: int,
+    groups: int, eps: float, before: bool, after: bool, rate: float, layer: int,
+) -> None:  # fmt: skip
+    """Fill y and the statistics of every group."""
+    images, C = x.shape[:2]
+    P = x[0, 0].numel()
+    t = tiling(C, P, groups)
+    norm_forward[(triton.cdiv(C, t["CHUNK"]), images)](
+        x, x if shift is None else shift, weight, bias, x if seed is None else seed, y, stats, P, salt(layer), threshold(rate),
+        1 / (1 - rate), eps, C=C, ROW=row, SHIFT=shift is not None, BEFORE=before, AFTER=after, DROP=rate > 0, **t,
+    )  # fmt: skip
+
+
+def backward(
+    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor, dx: Tensor,
+    sums: Tensor, row: int, drow: int, groups: int, before: bool, after: bool, rate: float, layer: int,
+) -> None:  # fmt: skip
+    """Fill dx, and for each image the sums that are the gradients of weight, bias and shift."""
+    images, C = x.shape[:2]
+    P = x[0, 0].numel()
+    t = tiling(C, P, groups, held=HELD // 2)  # twice as much to keep
+    norm_backward[(triton.cdiv(C, t["CHUNK"]), images)](
+        x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P, images, salt(layer),
+        threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SHIFT=shift is not None, BEFORE=before, AFTER=after,
+        DROP=rate > 0, **t,
+    )  # fmt: skip
