@@ -69,17 +69,21 @@ def _grouped(v, lane, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def _read(x_ptr, row, inside, c, shift, ROW: tl.constexpr):
-    return tl.load(x_ptr + row[:, None] * ROW + c[None, :], mask=inside, other=0.0).to(tl.float32) + shift[None, :]
+def _read(x_ptr, row, inside, c, shift, ROW: tl.constexpr, BEFORE: tl.constexpr):
+    # without gelu the shift is cheaper later, as a part of other constants of a channel
+    x = tl.load(x_ptr + row[:, None] * ROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    if BEFORE:
+        x = x + shift[None, :]
+    return x
 
 
 @triton.jit
 def _write(
-    u, y_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base,
+    u, y_ptr, row, inside, c, a, b, first, second, threshold, scale, base,
     C: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     at = row[:, None] * C + c[None, :]
-    y = (u - mean[None, :]) * rstd[None, :] * weight[None, :] + bias[None, :]
+    y = u * a[None, :] + b[None, :]
     if AFTER:
         y = y / (1.0 + tl.exp(-y))
     if DROP:
@@ -100,8 +104,6 @@ def norm_forward(
     shift = tl.zeros([BC], tl.float32)
     if SHIFT:
         shift = tl.load(shift_ptr + image * C + c, mask=on, other=0.0)
-    weight = tl.load(weight_ptr + c, mask=on, other=0.0)
-    bias = tl.load(bias_ptr + c, mask=on, other=0.0)
     first, second = 0, 0
     if DROP:
         first, second = _keys(seed_ptr, salt)
@@ -111,7 +113,7 @@ def norm_forward(
     p = tl.arange(0, BP)
     if WHOLE:
         inside = (p < P)[:, None] & on[None, :]
-        u = _read(x_ptr, p, inside, c, shift, ROW)
+        u = _read(x_ptr, p, inside, c, shift, ROW, BEFORE)
         if BEFORE:
             u = _gelu(u)
         own = tl.sum(tl.where(inside, u, 0.0), 0) / P
@@ -119,23 +121,26 @@ def norm_forward(
         spread = tl.sum(off * off, 0)
     else:
         # sums about the first position's value lose no digits to a mean far from zero
-        pivot = tl.load(x_ptr + c, mask=on, other=0.0).to(tl.float32) + shift
+        pivot = tl.load(x_ptr + c, mask=on, other=0.0).to(tl.float32)
         if BEFORE:
-            pivot = _gelu(pivot)
+            pivot = _gelu(pivot + shift)
         s = tl.zeros([BP, BC], tl.float32)
         q = tl.zeros([BP, BC], tl.float32)
         for start in range(0, P, BP):
             row = start + p
             inside = (row < P)[:, None] & on[None, :]
-            u = _read(x_ptr, row, inside, c, shift, ROW)
+            u = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
             if BEFORE:
                 u = _gelu(u)
             off = tl.where(inside, u - pivot[None, :], 0.0)
             s += off
             q += off * off
         total = tl.sum(s, 0)
-        own = tl.where(on, pivot + total / P, 0.0)
+        own = pivot + total / P
         spread = tl.sum(q, 0) - total * total / P
+    if not BEFORE:
+        own += shift
+    own = tl.where(on, own, 0.0)
     mean = _grouped(own, lane, D, CHUNK, BC) / D
     apart = tl.where(on, own - mean, 0.0)
     var = _grouped(spread + P * apart * apart, lane, D, CHUNK, BC) / (P * D)
@@ -144,40 +149,36 @@ def norm_forward(
     told = on & (lane % D == 0)
     tl.store(stats_ptr + 2 * image * G + c // D, mean, mask=told)
     tl.store(stats_ptr + (2 * image + 1) * G + c // D, rstd, mask=told)
+    a = rstd * tl.load(weight_ptr + c, mask=on, other=0.0)
+    b = tl.load(bias_ptr + c, mask=on, other=0.0) - mean * a
+    if not BEFORE:
+        b += shift * a
     if WHOLE:
-        _write(
-            u, y_ptr, p, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, AFTER, DROP
-        )  # fmt: skip
+        _write(u, y_ptr, p, inside, c, a, b, first, second, threshold, scale, base, C, AFTER, DROP)
     else:
         for start in range(0, P, BP):
             row = start + p
             inside = (row < P)[:, None] & on[None, :]
-            u = _read(x_ptr, row, inside, c, shift, ROW)
+            u = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
             if BEFORE:
                 u = _gelu(u)
-            _write(
-                u, y_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, AFTER, DROP
-            )  # fmt: skip
+            _write(u, y_ptr, row, inside, c, a, b, first, second, threshold, scale, base, C, AFTER, DROP)
 
 
 @triton.jit
-def _slopes(
-    v, dy_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base,
-    C: tl.constexpr, DROW: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+def _slope(
+    u, dy_ptr, row, inside, c, a, b, first, second, threshold, scale, base,
+    C: tl.constexpr, DROW: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    # the normalised input, and the gradient of what comes after weight and bias
+    # the gradient of a u + b
     g = tl.load(dy_ptr + row[:, None] * DROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    u = v
-    if BEFORE:
-        u = _gelu(v)
-    hat = (u - mean[None, :]) * rstd[None, :]
     if DROP:
         g = tl.where(_kept(base + row[:, None] * C + c[None, :], first, second, threshold), g * scale, 0.0)
     if AFTER:
-        z = hat * weight[None, :] + bias[None, :]
+        z = u * a[None, :] + b[None, :]
         s = 1.0 / (1.0 + tl.exp(-z))
         g = g * s * (1.0 + z * (1.0 - s))
-    return hat, g
+    return g
 
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
@@ -194,10 +195,14 @@ def norm_backward(
     if SHIFT:
         shift = tl.load(shift_ptr + image * C + c, mask=on, other=0.0)
     weight = tl.load(weight_ptr + c, mask=on, other=0.0)
-    bias = tl.load(bias_ptr + c, mask=on, other=0.0)
     G: tl.constexpr = C // D
     mean = tl.load(stats_ptr + 2 * image * G + c // D, mask=on, other=0.0)
     rstd = tl.load(stats_ptr + (2 * image + 1) * G + c // D, mask=on, other=0.0)
+    if not BEFORE:
+        mean -= shift  # of x as it was read
+    a = rstd * weight
+    b = tl.load(bias_ptr + c, mask=on, other=0.0) - mean * a
+    k = -mean * rstd  # normalised: u rstd + k
     first, second = 0, 0
     if DROP:
         first, second = _keys(seed_ptr, salt)
@@ -208,11 +213,12 @@ def norm_backward(
     p = tl.arange(0, BP)
     if WHOLE:
         inside = (p < P)[:, None] & on[None, :]
-        v = _read(x_ptr, p, inside, c, shift, ROW)
-        hat, g = _slopes(
-            v, dy_ptr, p, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, DROW, BEFORE, AFTER, DROP
-        )  # fmt: skip
-        dw = tl.sum(g * hat, 0)
+        v = _read(x_ptr, p, inside, c, shift, ROW, BEFORE)
+        u = v
+        if BEFORE:
+            u = _gelu(v)
+        g = _slope(u, dy_ptr, p, inside, c, a, b, first, second, threshold, scale, base, C, DROW, AFTER, DROP)
+        dw = tl.sum(g * (u * rstd[None, :] + k[None, :]), 0)
         db = tl.sum(g, 0)
     else:
         sw = tl.zeros([BP, BC], tl.float32)
@@ -220,22 +226,24 @@ def norm_backward(
         for start in range(0, P, BP):
             row = start + p
             inside = (row < P)[:, None] & on[None, :]
-            v = _read(x_ptr, row, inside, c, shift, ROW)
-            hat, g = _slopes(
-                v, dy_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, DROW, BEFORE,
-                AFTER, DROP
-            )  # fmt: skip
-            sw += g * hat
+            u = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
+            if BEFORE:
+                u = _gelu(u)
+            g = _slope(u, dy_ptr, row, inside, c, a, b, first, second, threshold, scale, base, C, DROW, AFTER, DROP)
+            sw += g * (u * rstd[None, :] + k[None, :])
             sb += g
         dw = tl.sum(sw, 0)
         db = tl.sum(sb, 0)
     at = image * C + c
     tl.store(sums_ptr + at, dw, mask=on)
     tl.store(sums_ptr + images * C + at, db, mask=on)
+    # dx = rstd (weight g - level - along (u rstd + k)) = a g + e u + f
     along = _grouped(weight * dw, lane, D, CHUNK, BC) / (P * D)
     level = _grouped(weight * db, lane, D, CHUNK, BC) / (P * D)
+    e = -rstd * rstd * along
+    f = -rstd * (level + k * along)
     if WHOLE:
-        d = (g * weight[None, :] - level[None, :] - hat * along[None, :]) * rstd[None, :]
+        d = g * a[None, :] + u * e[None, :] + f[None, :]
         if BEFORE:
             d *= _gelu_slope(v)
         tl.store(dx_ptr + p[:, None] * C + c[None, :], d.to(dx_ptr.dtype.element_ty), mask=inside)
@@ -246,16 +254,17 @@ def norm_backward(
         for start in range(0, P, BP):
             row = start + p
             inside = (row < P)[:, None] & on[None, :]
-            v = _read(x_ptr, row, inside, c, shift, ROW)
-            hat, g = _slopes(
-                v, dy_ptr, row, inside, c, mean, rstd, weight, bias, first, second, threshold, scale, base, C, DROW, BEFORE,
-                AFTER, DROP
-            )  # fmt: skip
-            d = (g * weight[None, :] - level[None, :] - hat * along[None, :]) * rstd[None, :]
+            v = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
+            u = v
+            if BEFORE:
+                u = _gelu(v)
+            g = _slope(u, dy_ptr, row, inside, c, a, b, first, second, threshold, scale, base, C, DROW, AFTER, DROP)
+            d = g * a[None, :] + u * e[None, :] + f[None, :]
             if BEFORE:
                 d *= _gelu_slope(v)
             tl.store(dx_ptr + row[:, None] * C + c[None, :], d.to(dx_ptr.dtype.element_ty), mask=inside)
-            sd += tl.where(inside, d, 0.0)
+            if SHIFT:
+                sd += tl.where(inside, d, 0.0)
         if SHIFT:
             tl.store(sums_ptr + 2 * images * C + at, tl.sum(sd, 0), mask=on)
 
@@ -267,10 +276,10 @@ def tiling(C: int, P: int, groups: int, held: int = HELD) -> dict[str, int]:
     CHUNK = D * min(groups, max(1, wanted // D))
     BC = triton.next_power_of_2(CHUNK)
     every = triton.next_power_of_2(P)
+    if CHUNK == C:
+        held = HELD  # an image has one program, which has a multiprocessor to itself
     whole = every * BC <= held
-    # a single large group has an image's work for one program: more threads then
-    tile = held // 2 if CHUNK < C or C * P <= 2 * held else 2 * held
-    BP = every if whole else min(every, max(1, tile // BC))
+    BP = every if whole else max(1, (held if CHUNK == C else held // 2) // BC)
     return {"D": D, "CHUNK": CHUNK, "BC": BC, "BP": BP, "WHOLE": whole, "num_warps": warps(BP * BC)}
 
 
