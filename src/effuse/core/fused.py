@@ -1,11 +1,13 @@
-"""Operations that a compiler leaves in pieces: as one kernel each on a GPU (`kernels.py`), in plain torch elsewhere.
+"""Operations that a compiler leaves in pieces: as one kernel each on a GPU (`norm_kernels.py`, `depthwise_kernels.py`), in plain torch elsewhere.
 
 They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. All want channels last, and make it
 so where it is not.
 """
 
 import functools
+import importlib
 import importlib.util
+import os
 from typing import Any
 
 import torch
@@ -21,19 +23,13 @@ def available(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def _kernels(x: Tensor) -> Any:
-    """The Triton kernels for a tensor, or None where plain torch is to do it."""
-    if not x.is_cuda and not _interpreted():
-        return None
-    from effuse.core import kernels
-
-    return kernels
+def _kernels(x: Tensor, name: str) -> Any:
+    """A module of Triton kernels for a tensor, or None where plain torch is to do it."""
+    return importlib.import_module(f"effuse.core.{name}_kernels") if x.is_cuda or _interpreted() else None
 
 
 @functools.cache
 def _interpreted() -> bool:
-    import os
-
     return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
@@ -63,7 +59,7 @@ def norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`."""
     y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
-    kernels = _kernels(x)
+    kernels = _kernels(x, "norm")
     if kernels is not None:
         x, row = rows(x)
         with torch.cuda.device_of(x):
@@ -87,7 +83,7 @@ def norm_backward(
     """The gradient of x, and for each image those of weight, bias and shift."""
     dx, sums = empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
     groups = stats.shape[2]
-    kernels = _kernels(x)
+    kernels = _kernels(x, "norm")
     if kernels is not None:
         (x, row), (dy, drow) = rows(x), rows(dy)
         with torch.cuda.device_of(x):
@@ -152,6 +148,53 @@ def _back(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
 
 
 norm.register_autograd(_back, setup_context=_keep)
+
+
+@torch.library.custom_op("effuse::depthwise", mutates_args=())
+def depthwise(x: Tensor, weight: Tensor, flipped: bool = False) -> Tensor:
+    """A convolution of each channel with its own square filter of odd side, zeros around; the filters stay fp32."""
+    kernels, y = _kernels(x, "depthwise"), empty_rows(x)
+    if kernels is None:
+        weight = weight.flip(2, 3) if flipped else weight
+        return y.copy_(F.conv2d(x.float(), weight, padding=weight.shape[2] // 2, groups=x.shape[1]))
+    x, row = rows(x)
+    with torch.cuda.device_of(x):
+        kernels.forward(x, weight, y, row, flipped)
+    return y
+
+
+@torch.library.custom_op("effuse::depthwise_weight", mutates_args=())
+def depthwise_weight(x: Tensor, dy: Tensor, side: int) -> Tensor:
+    """The gradient of the filters."""
+    kernels = _kernels(x, "depthwise")
+    if kernels is None:
+        C, shape = x.shape[1], (x.shape[1], 1, side, side)
+        return torch.nn.grad.conv2d_weight(x.float(), shape, dy.float(), padding=side // 2, groups=C).contiguous()
+    (x, row), (dy, drow) = rows(x), rows(dy)
+    with torch.cuda.device_of(x):
+        return kernels.weight_gradient(x, dy, side, row, drow)
+
+
+@depthwise.register_fake
+def _(x: Tensor, weight: Tensor, flipped: bool = False) -> Tensor:
+    return empty_rows(x)
+
+
+@depthwise_weight.register_fake
+def _(x: Tensor, dy: Tensor, side: int) -> Tensor:
+    return x.new_empty((x.shape[1], 1, side, side), dtype=torch.float32)
+
+
+def _keep_depthwise(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _back_depthwise(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight = ctx.saved_tensors
+    return depthwise(dy, weight, True), depthwise_weight(x, dy, weight.shape[2]), None
+
+
+depthwise.register_autograd(_back_depthwise, setup_context=_keep_depthwise)
 
 
 def normed(

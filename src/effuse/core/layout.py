@@ -1,12 +1,18 @@
-"""Convolutions as tensor cores want them: channels last forwards and backwards, widths in multiples of eight."""
+"""Networks as a GPU wants them: channels last forwards and backwards, widths in multiples of eight, fused normalisations."""
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from effuse.core.dropout import key_dropout
+from effuse.core.fused import FusedGroupNorm, depthwise, normed
+
 ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
+# what a kind of module does to be faster, where our kernels run; a network's own file says so
+FUSES: dict[type, Callable[[Any], None]] = {}
 
 
 class _ChannelsLast(torch.autograd.Function):
@@ -29,12 +35,24 @@ class AlignedConv2d(nn.Conv2d):
     """The same convolution, on zero-padded channels where its widths are not multiples of eight."""
 
     def forward(self, x: Tensor) -> Tensor:
+        return _biased(self, self.unbiased(x))
+
+    def unbiased(self, x: Tensor) -> Tensor:
+        """Without its bias, for whoever can add that at no cost."""
         # a compiler keeps the layouts it has seen: without this, normalisations hand contiguous tensors to the convolution's
         # backward pass, which then copies each of them
         x, weight = _padded(self, x, self.weight, outputs=0)
-        return _finished(
-            self, F.conv2d(channels_last(x), weight, None, self.stride, self.padding, self.dilation, self.groups)
-        )
+        y = F.conv2d(channels_last(x), weight, None, self.stride, self.padding, self.dilation, self.groups)
+        return channels_last(y)[:, : self.out_channels]
+
+
+class DepthwiseConv2d(AlignedConv2d):
+    """A convolution of each channel with itself, in kernels of our own."""
+
+    def unbiased(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return depthwise(x, self.weight)
 
 
 class AlignedConvTranspose2d(nn.ConvTranspose2d):
@@ -45,7 +63,14 @@ class AlignedConvTranspose2d(nn.ConvTranspose2d):
         y = F.conv_transpose2d(
             channels_last(x), weight, None, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
-        return _finished(self, y)
+        return _biased(self, channels_last(y)[:, : self.out_channels])
+
+
+class ConvNorm(nn.Sequential):
+    """A convolution whose bias its normalisation adds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normed(self[0].unbiased(x), self[1], self[0].bias)
 
 
 def _padded(conv: Any, x: Tensor, weight: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
@@ -56,16 +81,34 @@ def _padded(conv: Any, x: Tensor, weight: Tensor, outputs: int) -> tuple[Tensor,
     return F.pad(x, (0, 0, 0, 0, 0, missing[1])), F.pad(weight, (0, 0, 0, 0, 0, second, 0, first))
 
 
-def _finished(conv: Any, y: Tensor) -> Tensor:
-    y = channels_last(y)[:, : conv.out_channels]
+def _biased(conv: Any, y: Tensor) -> Tensor:
     return y if conv.bias is None else y + conv.bias.to(y.dtype)[:, None, None]
 
 
-def for_tensor_cores(net: nn.Module) -> nn.Module:
-    """The network with its convolutions replaced, in place; names, parameters and mathematics stay."""
+def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module:
+    """The network with its modules replaced, in place; names, parameters and mathematics stay.
+
+    Dropout is keyed by a seed (see `dropout.py`). Of our `kernels`, "norm" and "depthwise" concern modules.
+    """
+    key_dropout(net)
     for module in net.modules():
         if type(module) is nn.Conv2d and module.padding_mode == "zeros":
-            module.__class__ = AlignedConv2d
+            module.__class__ = DepthwiseConv2d if "depthwise" in kernels and _is_depthwise(module) else AlignedConv2d
         elif type(module) is nn.ConvTranspose2d:
             module.__class__ = AlignedConvTranspose2d
+    if "norm" in kernels:
+        for module in net.modules():
+            if type(module) in FUSES:
+                FUSES[type(module)](module)
+            elif type(module) is nn.Sequential and [type(m) for m in module] == [AlignedConv2d, nn.GroupNorm]:
+                module.__class__ = ConvNorm
+        for module in net.modules():
+            if type(module) is nn.GroupNorm and module.affine:
+                module.__class__ = FusedGroupNorm
     return net.to(memory_format=torch.channels_last)
+
+
+def _is_depthwise(conv: nn.Conv2d) -> bool:
+    square = conv.kernel_size[0] == conv.kernel_size[1] == 2 * conv.padding[0] + 1 == 2 * conv.padding[1] + 1  # type: ignore[operator]
+    one = conv.groups == conv.in_channels == conv.out_channels and conv.stride == conv.dilation == (1, 1)
+    return square and one and conv.kernel_size[0] > 1

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
+from effuse.core.fused import FusedGroupNormSiLU, normed
+from effuse.core.layout import FUSES
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
 from effuse.core.task import Give
@@ -191,6 +193,7 @@ def network_class() -> type[nn.Module]:
     Its forward pass is diffusers' own for the configurations that we allow, written out because a loss may want to see the middle.
     """
     from diffusers import UNet2DModel
+    from diffusers.models.resnet import ResnetBlock2D
 
     class Network(UNet2DModel):
         def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
@@ -214,4 +217,22 @@ def network_class() -> type[nn.Module]:
             x = self.conv_out(self.conv_act(self.conv_norm_out(x)))
             return (x, features) if give == "both" else x
 
+    class FusedResnetBlock(ResnetBlock2D):
+        """The same block, whose biases, times, SiLU and dropout are left to its normalisations."""
+
+        def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+            h = self.conv1.unbiased(normed(x, self.norm1, after=True))
+            shift = self.conv1.bias + self.time_emb_proj(self.nonlinearity(temb))
+            h = self.conv2(normed(h, self.norm2, shift, after=True, drop=self.dropout))
+            return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
+
+    def fuse_block(block: Any) -> None:
+        resampled = block.upsample is not None or block.downsample is not None
+        if block.time_embedding_norm == "default" and block.output_scale_factor == 1 and not resampled:
+            block.__class__ = FusedResnetBlock
+
+    def fuse_end(net: Any) -> None:
+        net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
+
+    FUSES[ResnetBlock2D], FUSES[Network] = fuse_block, fuse_end
     return Network
