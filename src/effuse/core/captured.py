@@ -7,7 +7,7 @@ recording per (network, solver, loss, direction, batch shape) serves every clien
 
 import dataclasses
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset, Shard
+from effuse.core.dropout import seed_of
+from effuse.core.fused import available
+from effuse.core.halves import Halved
 from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
@@ -28,6 +31,7 @@ from effuse.core.task import Batch, Net, Task
 # one recording at a time in a process, all of them in one thread: cuDNN's choice of algorithms is remembered by thread, and
 # two machines that chose differently would give different bits
 RECORDING = ThreadPoolExecutor(1, "recording")
+KERNELS = ("norm", "depthwise", "cast")  # what we do ourselves, where our kernels run
 WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
 VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
 
@@ -35,9 +39,12 @@ VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 
 class Captured(Eager):
     """A GPU whose steps are CUDA graphs in bf16; weights and optimiser state stay fp32."""
 
-    def __init__(self, device: torch.device, task: Task, compiled: bool = True, reproducible: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, task: Task, compiled: bool = True, reproducible: bool = False, kernels: Collection[str] = KERNELS
+    ) -> None:  # fmt: skip
         super().__init__(device, task)
         self.compiled, self.reproducible = compiled, reproducible
+        self.kernels = frozenset(kernels) if available(device) else frozenset()
         # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own,
         # and the server may draw from one client's model while the next one trains
         self.stream, self.drawing = torch.cuda.Stream(device), torch.cuda.Stream(device)
@@ -78,14 +85,18 @@ class Captured(Eager):
     def network(self, arch: Arch) -> nn.Module:
         """A network of a recording's own, laid out for the tensor cores."""
         with keyed(Stream(("blank",))), torch.device(self.device):
-            return for_tensor_cores(arch.build())
+            return for_tensor_cores(arch.build(), self.kernels)
 
-    def faster(self, module: nn.Module) -> Any:
+    def faster(self, module: Any) -> Any:
         if not self.compiled:
             return module
         # beyond that number torch goes on uncompiled; its settings are each thread's own, so it is said here, where recordings are made
         torch._dynamo.config.recompile_limit = VARIANTS
         return torch.compile(module, dynamic=False, options={"deterministic": True} if self.reproducible else None)
+
+    def trained(self, net: nn.Module) -> Any:
+        """The network as a training step calls it."""
+        return Halved(net, self.faster) if "cast" in self.kernels else self.faster(net)
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """Warm up, which lets cuDNN try its algorithms on the shapes at hand, unless a run must repeat to the bit; then record."""
@@ -130,7 +141,7 @@ class TrainingStep:
         self.drawn = {k: v.contiguous().clone() for k, v in self.task.draw(size, image, self.labels, generator).items()}
         self.loss = torch.zeros((), device=device)
         self.noted: Tensor | None = None  # where the loss returns a value beside itself
-        self.draws = draws_inside(self.net)
+        self.draws, self.seed = draws_inside(self.net), seed_of(self.net)
         self._record(work, data)
 
     def _record(self, work: Work, data: Dataset) -> None:
@@ -139,7 +150,7 @@ class TrainingStep:
             data, images=data.images[:0].clone(), labels=data.labels[:0].clone(), groups=None, domains=None
         )
         work = dataclasses.replace(work, shard=Shard.whole(data), given={}, optimiser=None, average=None)
-        call = Net(self.net, run=self.machine.faster(self.net))
+        call = Net(self.net, run=self.machine.trained(self.net))
         loss_of = work.loss or own_loss
 
         def step() -> None:
@@ -149,6 +160,8 @@ class TrainingStep:
             batch = Batch(x.contiguous(memory_format=torch.channels_last), self.labels, self.task, self.drawn, self.weight)
 
             def forward() -> tuple[Tensor, Tensor | None]:
+                if self.seed is not None:
+                    self.seed.add_(1)  # another mask for every step, and for both passes of one that looks uphill
                 with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
                     return parted(loss_of(call, batch, self.given))
 
@@ -203,6 +216,8 @@ class TrainingStep:
 
     def _reset(self, work: Work) -> None:
         self.lr.fill_(work.lr)
+        if self.seed is not None:
+            self.seed.fill_(work.stream.child("dropout").seed)
         for value in (v for state in self.optimiser.state.values() for v in state.values() if isinstance(v, Tensor)):
             value.zero_()
         for full, value in (work.optimiser or {}).items():

@@ -29,7 +29,7 @@ def _mixed(h: Tensor) -> Tensor:
 
 
 def kept(seed: Tensor, layer: int, rate: float, index: Tensor) -> Tensor:
-    """Which elements stay; the kernels of `norm_kernels.py` compute the same, bit by bit."""
+    """Which elements stay; the kernels of `kernels/norm.py` compute the same, bit by bit."""
     first = _mixed(seed & WORD ^ salt(layer) & WORD)
     second = _mixed((seed >> 32) + first & WORD)
     h = index ^ first

@@ -1,4 +1,4 @@
-"""Operations that a compiler leaves in pieces: as one kernel each on a GPU (`norm_kernels.py`, `depthwise_kernels.py`), in plain torch elsewhere.
+"""Operations that a compiler leaves in pieces: as one kernel each on a GPU (`kernels/`), in plain torch elsewhere.
 
 They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. All want channels last, and make it
 so where it is not.
@@ -7,6 +7,7 @@ so where it is not.
 import functools
 import importlib
 import importlib.util
+import math
 import os
 from typing import Any
 
@@ -25,7 +26,7 @@ def available(device: torch.device) -> bool:
 
 def _kernels(x: Tensor, name: str) -> Any:
     """A module of Triton kernels for a tensor, or None where plain torch is to do it."""
-    return importlib.import_module(f"effuse.core.{name}_kernels") if x.is_cuda or _interpreted() else None
+    return importlib.import_module(f"effuse.core.kernels.{name}") if x.is_cuda or _interpreted() else None
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def norm_backward(
     if kernels is not None:
         (x, row), (dy, drow) = rows(x), rows(dy)
         with torch.cuda.device_of(x):
-            kernels.backward(x, dy, shift, weight, bias, seed, stats, dx, sums, row, drow, groups, before, after, rate, layer)
+            kernels.gradients(x, dy, shift, weight, bias, seed, stats, dx, sums, row, drow, groups, before, after, rate, layer)
         return dx, sums
     v = _shifted(x, shift)
     hat = _hat(F.gelu(v) if before else v, stats)
@@ -151,38 +152,42 @@ norm.register_autograd(_back, setup_context=_keep)
 
 
 @torch.library.custom_op("effuse::depthwise", mutates_args=())
-def depthwise(x: Tensor, weight: Tensor, flipped: bool = False) -> Tensor:
-    """A convolution of each channel with its own square filter of odd side, zeros around; the filters stay fp32."""
+def depthwise(x: Tensor, taps: Tensor, flipped: bool = False) -> Tensor:
+    """A convolution of each channel with its own square filter of odd side, zeros around; taps: positions x channels, fp32."""
     kernels, y = _kernels(x, "depthwise"), empty_rows(x)
     if kernels is None:
-        weight = weight.flip(2, 3) if flipped else weight
-        return y.copy_(F.conv2d(x.float(), weight, padding=weight.shape[2] // 2, groups=x.shape[1]))
+        filters = (taps.flip(0) if flipped else taps).t().reshape(-1, 1, _side(taps), _side(taps))
+        return y.copy_(F.conv2d(x.float(), filters, padding=_side(taps) // 2, groups=x.shape[1]))
     x, row = rows(x)
     with torch.cuda.device_of(x):
-        kernels.forward(x, weight, y, row, flipped)
+        kernels.forward(x, taps, y, row, flipped)
     return y
 
 
-@torch.library.custom_op("effuse::depthwise_weight", mutates_args=())
-def depthwise_weight(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    """The gradient of the filters."""
-    kernels = _kernels(x, "depthwise")
+@torch.library.custom_op("effuse::depthwise_taps", mutates_args=())
+def depthwise_taps(x: Tensor, dy: Tensor, side: int) -> Tensor:
+    """The gradient of the taps."""
+    kernels, C = _kernels(x, "depthwise"), x.shape[1]
     if kernels is None:
-        C, shape = x.shape[1], (x.shape[1], 1, side, side)
-        return torch.nn.grad.conv2d_weight(x.float(), shape, dy.float(), padding=side // 2, groups=C).contiguous()
+        grad = torch.nn.grad.conv2d_weight(x.float(), (C, 1, side, side), dy.float(), padding=side // 2, groups=C)
+        return grad.flatten(1).t().contiguous()
     (x, row), (dy, drow) = rows(x), rows(dy)
     with torch.cuda.device_of(x):
-        return kernels.weight_gradient(x, dy, side, row, drow)
+        return kernels.taps_gradient(x, dy, side, row, drow)
+
+
+def _side(taps: Tensor) -> int:
+    return math.isqrt(taps.shape[0])
 
 
 @depthwise.register_fake
-def _(x: Tensor, weight: Tensor, flipped: bool = False) -> Tensor:
+def _(x: Tensor, taps: Tensor, flipped: bool = False) -> Tensor:
     return empty_rows(x)
 
 
-@depthwise_weight.register_fake
+@depthwise_taps.register_fake
 def _(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    return x.new_empty((x.shape[1], 1, side, side), dtype=torch.float32)
+    return x.new_empty((side * side, x.shape[1]), dtype=torch.float32)
 
 
 def _keep_depthwise(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
@@ -190,8 +195,8 @@ def _keep_depthwise(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tenso
 
 
 def _back_depthwise(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-    x, weight = ctx.saved_tensors
-    return depthwise(dy, weight, True), depthwise_weight(x, dy, weight.shape[2]), None
+    x, taps = ctx.saved_tensors
+    return depthwise(dy, taps, True), depthwise_taps(x, dy, _side(taps)), None
 
 
 depthwise.register_autograd(_back_depthwise, setup_context=_keep_depthwise)

@@ -52,7 +52,7 @@ class DepthwiseConv2d(AlignedConv2d):
     def unbiased(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        return depthwise(x, self.weight)
+        return depthwise(x, self.weight.flatten(1).t().contiguous())
 
 
 class AlignedConvTranspose2d(nn.ConvTranspose2d):

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from effuse.core.dropout import seed_of
 from effuse.core.spec import Spec, spec
 
 Given: TypeAlias = Mapping[str, Any]  # Params, tensors and 0-d tensors that a loss or a direction was handed
@@ -41,12 +42,17 @@ class Net:
         self.module = module
         self.params = dict(module.named_parameters())
         self.run = module if run is None else run  # perhaps compiled
+        self.others = 0  # evaluations with other weights
 
     def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
         if params is None:
             return self.run(*inputs, **options)
         # BatchNorm writes its statistics while it runs: those of other weights are not this network's
         buffers = {k: b.clone() for k, b in self.module.named_buffers()}
+        seed = seed_of(self.module)
+        if seed is not None:
+            self.others += 1
+            buffers |= {k: b + (self.others << 32) for k, b in self.module.named_buffers() if b is seed}  # other masks, too
         return torch.func.functional_call(self.module, {**params, **buffers}, inputs, options)
 
 

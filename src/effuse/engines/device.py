@@ -6,6 +6,7 @@ import torch
 
 from effuse.core.captured import Captured, draws_inside
 from effuse.core.errors import RecipeError
+from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe
 from effuse.engines.compiled import keep_compiled
@@ -13,6 +14,7 @@ from effuse.engines.compiled import keep_compiled
 WORTH_COMPILING = 1_000_000  # training images: below that, a minute of compilation is not earned back
 SMALL = 20_000_000  # parameters up to which one client leaves a large GPU half idle
 MOST_SLOTS = 5
+LARGE_SLOTS = 2  # of larger networks
 KEPT: list[Captured] = []  # of the last run: in a table of many short runs, recording would take longer than training
 
 
@@ -80,8 +82,8 @@ def cpu_slots(recipe: Recipe) -> int:
 
 
 def slots(recipe: Recipe) -> int:
-    """How many clients share a GPU at a time; one where a step draws from torch's default generator, of which there is one."""
+    """How many clients may share a GPU at a time (a trial decides); one where a step draws from torch's one default generator."""
     with torch.device("meta"):
-        net = recipe.model.build()
+        net = for_tensor_cores(recipe.model.build())
     small = sum(p.numel() for p in net.parameters()) < SMALL
-    return min(recipe.clients, MOST_SLOTS) if small and not draws_inside(net) else 1
+    return 1 if draws_inside(net) else min(recipe.clients, MOST_SLOTS if small else LARGE_SLOTS)

@@ -1,11 +1,9 @@
-"""Triton kernels for group normalisation between its neighbours: y = drop(silu(norm(gelu(x + shift)))), each part optional.
+"""Group normalisation between its neighbours: y = drop(silu(norm(gelu(x + shift)))), each part optional.
 
-A program owns whole groups of one image, as rows of positions by columns of channels, so that nothing is summed across programs: results repeat to
-the bit. Where the plane is small, a program keeps it in registers; otherwise it reads it a second time, which the cache answers. This
-module needs triton and is imported only where there is one (see `fused.py`, which holds the same mathematics in plain torch).
+A program owns whole groups of one image, as rows of positions by columns of channels, so that nothing is summed across programs:
+results repeat to the bit. Where the plane is small, a program keeps it in registers; otherwise it reads it a second time, which
+the cache answers. `core/fused.py` holds the same mathematics in plain torch.
 """
-
-import os
 
 import triton
 import triton.language as tl
@@ -13,7 +11,6 @@ from torch import Tensor
 
 from effuse.core.dropout import salt, threshold
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then kernels run, slowly, on a CPU
 WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row are read at full speed
 WIDE = 64  # the same where planes are small
 SMALL_PLANE = 64
@@ -302,7 +299,7 @@ def forward(
     )  # fmt: skip
 
 
-def backward(
+def gradients(
     x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor, dx: Tensor,
     sums: Tensor, row: int, drow: int, groups: int, before: bool, after: bool, rate: float, layer: int,
 ) -> None:  # fmt: skip

@@ -1,8 +1,10 @@
-"""Triton kernels for convolutions of each channel with a small filter of its own, channels last.
+"""Convolutions of each channel with a small filter of its own, channels last.
 
-Every tap is a shifted read of the same tile, which the first-level cache answers. The filters' gradient is summed for each image apart and then over
-images, always in the same order. This module needs triton and is imported only where there is one (see `fused.py`).
+Every tap is a shifted read of the same tile, which the first-level cache answers. The filters' gradient is summed for each image
+apart and then over images, always in the same order.
 """
+
+import math
 
 import torch
 import triton
@@ -15,7 +17,7 @@ ROWS, GRADIENT_ROWS = 64, 32  # positions that it looks at a turn
 
 @triton.jit
 def conv(
-    x_ptr, weight_ptr, y_ptr, H, W,
+    x_ptr, taps_ptr, y_ptr, H, W,
     C: tl.constexpr, ROW: tl.constexpr, K: tl.constexpr, FLIPPED: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(2).to(tl.int64)
@@ -32,7 +34,7 @@ def conv(
             tap = i * K + j
             if FLIPPED:
                 tap = K * K - 1 - tap
-            weight = tl.load(weight_ptr + c * (K * K) + tap, mask=on, other=0.0)
+            weight = tl.load(taps_ptr + tap * C + c, mask=on, other=0.0)
             value = tl.load(x_ptr + (y * W + x)[:, None] * ROW + c[None, :], mask=inside[:, None] & on[None, :], other=0.0)
             total += value.to(tl.float32) * weight[None, :]
     at = y_ptr + image * H * W * C + p[:, None] * C + c[None, :]
@@ -63,27 +65,27 @@ def filter_gradient(
         at = (y * W)[None, :] + x
         value = tl.load(x_ptr + at[:, :, None] * ROW + c[None, None, :], mask=inside[:, :, None] & on[None, None, :], other=0.0)
         total += value.to(tl.float32) * g.to(tl.float32)[None, :, :]
-    to = sums_ptr + (image * C + c)[None, :] * (K * K) + i * K + j[:, None]
-    tl.store(to, tl.sum(total, 1), mask=on[None, :] & (j < K)[:, None])
+    to = sums_ptr + image * (K * K * C) + (i * K + j)[:, None] * C + c[None, :]
+    tl.store(to, tl.sum(total, 1), mask=(j < K)[:, None] & on[None, :])
 
 
-def forward(x: Tensor, weight: Tensor, y: Tensor, row: int, flipped: bool) -> None:
+def forward(x: Tensor, taps: Tensor, y: Tensor, row: int, flipped: bool) -> None:
     """Fill y."""
     images, C, H, W = x.shape
     BC = min(WIDTH, triton.next_power_of_2(C))
     BP = min(ROWS, triton.next_power_of_2(H * W))
     conv[(triton.cdiv(C, BC), triton.cdiv(H * W, BP), images)](
-        x, weight.contiguous(), y, H, W, C=C, ROW=row, K=weight.shape[2], FLIPPED=flipped, BC=BC, BP=BP,
+        x, taps, y, H, W, C=C, ROW=row, K=math.isqrt(len(taps)), FLIPPED=flipped, BC=BC, BP=BP,
         num_warps=max(1, BP * BC // 1024),
     )  # fmt: skip
 
 
-def weight_gradient(x: Tensor, dy: Tensor, side: int, row: int, drow: int) -> Tensor:
+def taps_gradient(x: Tensor, dy: Tensor, side: int, row: int, drow: int) -> Tensor:
     """The filters' gradient."""
     images, C, H, W = x.shape
     BC = min(WIDTH // 2, triton.next_power_of_2(C))
     BP = min(GRADIENT_ROWS, triton.next_power_of_2(H * W))
-    sums = torch.empty((images, C, 1, side, side), dtype=torch.float32, device=x.device)
+    sums = torch.empty((images, side * side, C), dtype=torch.float32, device=x.device)
     taps = triton.next_power_of_2(side)
     filter_gradient[(triton.cdiv(C, BC), side, images)](
         x, dy, sums, H, W, C=C, ROW=row, DROW=drow, K=side, TAPS=taps, BC=BC, BP=BP, num_warps=max(1, taps * BP * BC // 1024)

@@ -1,0 +1,58 @@
+"""One cast of all weights a step, and one of their gradients back, instead of one kernel for each of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.layout import DepthwiseConv2d
+
+CAST = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # whose weights autocast rounds
+
+
+class _Rounded(torch.autograd.Function):
+    """Tensors in bf16, and their gradients in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, *wholes: Tensor) -> tuple[Tensor, ...]:
+        ctx.like = wholes
+        halves = [torch.empty_like(w, dtype=torch.bfloat16) for w in wholes]
+        torch._foreach_copy_(halves, list(wholes))
+        return tuple(halves)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        wholes = [torch.empty_like(w) for w in ctx.like]  # as weights are laid out, or torch would copy them once more
+        torch._foreach_copy_(wholes, list(grads))
+        return tuple(wholes)
+
+
+class Halved:
+    """A network that is called with rounded copies of its weights, as autocast would round each of them by itself."""
+
+    def __init__(self, net: nn.Module, faster: Callable[[Any], Any]) -> None:
+        self.wholes = rounded_weights(net)
+        self.run = faster(_run(net))
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        halves = dict(zip(self.wholes, _Rounded.apply(*self.wholes.values())))
+        return self.run(halves, inputs, options)
+
+
+def _run(net: nn.Module) -> Callable[..., Any]:
+    def run(weights: dict[str, Tensor], inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return torch.func.functional_call(net, weights, inputs, options)
+
+    return run
+
+
+def rounded_weights(net: nn.Module) -> dict[str, Tensor]:
+    """The parameters that autocast rounds: weights of convolutions, all of linear layers; our own kernels take fp32."""
+    found: dict[str, Tensor] = {}
+    for name, module in net.named_modules():
+        if isinstance(module, CAST) and not isinstance(module, DepthwiseConv2d):
+            found[f"{name}.weight"] = module.weight
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                found[f"{name}.bias"] = module.bias
+    return found

@@ -1,0 +1,1 @@
+"""Triton kernels; the modules here need triton, and `core/fused.py` imports them where there is one."""
