@@ -11,18 +11,21 @@ import torch
 from toy import ToyImages, ToyUnet
 from torch._dynamo.utils import counters
 
+from effuse.core import captured
 from effuse.core.captured import RECORDING, WARM_UP, Captured
 from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
 from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
+from effuse.core.task import Net
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.models.unet import Unet
 
 CPU, TASK = torch.device("cpu"), Denoise()
 ARCH = Unet(widths=(8, 16), layers=1, attention=(), middle_attention=False, groups=8).resolved(Shape(8, 1, 2))
+DROPPING = dataclasses.replace(ARCH, dropout=0.3)
 MODEL = ARCH.initial(Stream((0,)))
 SHARD = Shard.whole(ToyImages(n=50, side=8).load("train"))
 
@@ -169,3 +172,61 @@ def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
         machine.fit(net, work)
         machine.generate(net, arch, 2, Ddim(steps=1, batch=2), None, Stream((1,)))
     assert counters["frames"]["ok"] - before == 10
+
+
+def losses(machine, seed, rho=None):
+    """What a fit of three steps of a network with dropout says, and where its weights end."""
+    machine.release(None)
+    net = machine.load(DROPPING.initial(Stream((0,))))
+    shard = Shard.whole(ToyImages(n=50, side=8).load("train"))
+    work = Work(solver=SGD(lr=0.05, batch=16, steps=3), shard=shard, lr=0.05, stream=Stream((seed,)), place=0, where="here", rho=rho)
+    return machine.fit(net, work)[0].loss, Params.of(net).digest()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_dropout_belongs_to_the_client():
+    """Keys 0, 1 and 0 on one recording, and 0 on another machine: neither order, nor machine, nor torch's generator matter."""
+    one, two = Captured(CPU, TASK, compiled=False), Captured(CPU, TASK, compiled=False)
+    torch.manual_seed(1)
+    a, b, c = (losses(one, seed) for seed in (0, 1, 0))
+    torch.manual_seed(2)
+    assert losses(two, 0) == a == c != b
+    assert one.captures == 1 and not any(step.draws for step in one._steps.values())
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_every_pass_has_a_mask_of_its_own():
+    """Three steps move the seed three times; with a look uphill, six times, as torch's generator would move on."""
+    for rho, passes in ((None, 3), (0.1, 6)):
+        machine = Captured(CPU, TASK, compiled=False)
+        losses(machine, 0, rho)
+        (step,) = machine._steps.values()
+        assert step.seed.item() == Stream((0,)).child("dropout").seed + passes
+
+
+def test_other_weights_have_other_masks():
+    """MOON's three networks see one batch: as each draws anew in plain torch, none may repeat another's mask."""
+    module = captured.for_tensor_cores(DROPPING.build())
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.02 * torch.randn_like(p))
+    net, inputs = Net(module), (torch.randn(2, 1, 8, 8), torch.tensor([1, 2]))
+    first, second, third = net(*inputs), net(*inputs, params=net.params), net(*inputs, params=net.params)
+    assert not torch.equal(first, second) and not torch.equal(second, third)
+    module.eval()
+    assert torch.equal(net(*inputs), net(*inputs, params=net.params))
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_fused_fits_are_the_plain_ones(monkeypatch):
+    """The operations of our kernels, in plain torch: the same losses but for rounding, and the machine's switch decides."""
+    monkeypatch.setattr(captured, "available", lambda device: True)
+    fused, plain = (Captured(CPU, TASK, compiled=False, kernels=k) for k in (("norm", "depthwise"), ()))
+    assert losses(fused, 0)[0] == pytest.approx(losses(plain, 0)[0], rel=1e-5)
+    kinds = [{type(m).__name__ for step in machine._steps.values() for m in step.net.modules()} for machine in (fused, plain)]
+    assert "FusedResnetBlock" in kinds[0] and "FusedResnetBlock" not in kinds[1]
+    assert Captured(CPU, TASK).kernels == set(captured.KERNELS)
+
+
+def test_without_a_gpu_there_are_no_kernels():
+    assert Captured(CPU, TASK).kernels == frozenset()

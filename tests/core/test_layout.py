@@ -1,8 +1,14 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from effuse.core.layout import AlignedConv2d, AlignedConvTranspose2d, channels_last, for_tensor_cores
+from effuse.core.data import Shape
+from effuse.core.dropout import KeyedDropout, seed_of
+from effuse.core.layout import AlignedConv2d, AlignedConvTranspose2d, DepthwiseConv2d, channels_last, for_tensor_cores
+from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.unet import Unet
 
 CONVOLUTIONS = {
     "aligned": lambda: nn.Conv2d(8, 16, 3, padding=1),
@@ -43,3 +49,49 @@ def test_a_gradient_comes_back_channels_last() -> None:
 def test_other_kinds_of_padding_are_left_alone() -> None:
     net = for_tensor_cores(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), nn.Conv2d(3, 3, 3)))
     assert [type(m) for m in net] == [nn.Conv2d, AlignedConv2d]
+
+
+NETS = {
+    "convnext": ConvnextUnet(dim=8),
+    "unet": Unet(widths=(32, 64), layers=1, attention=(4,)),
+    "unet with dropout": Unet(widths=(32, 64), layers=1, attention=(4,), dropout=0.1),
+    "unet, times scale": Unet(widths=(32, 64), layers=1, attention=(), dropout=0.1, resnet_time_scale_shift="scale_shift"),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_fused_network_is_the_same_network(name: str) -> None:
+    """Names, outputs and gradients; with dropout, the masks of one seed are the same in a kernel and beside it."""
+    torch.manual_seed(0)
+    plain = NETS[name].resolved(Shape(8, 1, 10)).build()
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.add_(0.02 * torch.randn_like(p))  # or the last convolution, which starts at zero, would hide the rest
+    fused = for_tensor_cores(copy.deepcopy(plain), ("norm", "depthwise"))
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    assert not any(type(m) in (nn.GroupNorm, nn.Conv2d) or type(m) is nn.Dropout and m.p > 0 for m in fused.modules())
+    if "dropout" in name or "times" in name:
+        plain = for_tensor_cores(plain)
+        seed_of(plain).fill_(11), seed_of(fused).fill_(11)
+        assert sum(isinstance(m, KeyedDropout) for m in plain.modules()) == sum(isinstance(m, KeyedDropout) for m in fused.modules()) > 0
+    x, t = torch.randn(3, 1, 8, 8), torch.tensor([0, 500, 999])
+    found = [_passes(net, x, t) for net in (fused, plain)]
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() <= 1e-4 * b.norm() + 1e-5  # some gradients are zero on paper
+
+
+def _passes(net: nn.Module, x: torch.Tensor, t: torch.Tensor) -> list[torch.Tensor]:
+    y = net(x, t)
+    return [y, *torch.autograd.grad(y.square().sum(), list(net.parameters()))]
+
+
+def test_only_square_filters_of_single_channels_are_depthwise() -> None:
+    def kind(*args, **options) -> type:
+        return type(for_tensor_cores(nn.Sequential(nn.Conv2d(*args, **options)), ("depthwise",))[0])
+
+    assert kind(6, 6, 7, padding=3, groups=6) is DepthwiseConv2d
+    for args, options in [
+        ((6, 6, 3), {"padding": 1}), ((6, 12, 3), {"padding": 1, "groups": 6}), ((6, 6, 3), {"groups": 6}),
+        ((6, 6, 3, 2, 1), {"groups": 6}), ((6, 6, (3, 5), 1, (1, 2)), {"groups": 6}), ((6, 6, 1), {"groups": 6}),
+    ]:  # fmt: skip
+        assert kind(*args, **options) is AlignedConv2d

@@ -1,9 +1,13 @@
 """Where a run computes: machines that outlive their run."""
 
+import dataclasses
+
 import torch
 from toy import ToyUnet, toy_recipe
 
-from effuse.engines.device import keep, machines_for
+from effuse.core.data import Shape
+from effuse.engines.device import keep, machines_for, slots
+from effuse.models.unet import CifarUnet
 
 
 def test_the_next_run_of_a_process_finds_the_last_ones_machines(monkeypatch):
@@ -25,3 +29,12 @@ def test_the_next_run_of_a_process_finds_the_last_ones_machines(monkeypatch):
     assert machines_for(wider, cuda, 40) == ours and forgotten == [first.model]
     keep(ours)
     assert machines_for(wider.changed(["reproducible=True"]), cuda, 40)[0] is not ours[0]
+
+
+def test_dropout_keeps_nobody_from_sharing_a_gpu():
+    """Its masks are the client's own; only the size of a network limits how many may try."""
+    recipe = toy_recipe(clients=8, model=ToyUnet(dropout=0.1)).resolved(toy_recipe().data.load("train"))
+    assert slots(recipe) == 5
+    large = CifarUnet().resolved(Shape(32, 3, 10))
+    assert slots(dataclasses.replace(recipe, model=large)) == 2
+    assert slots(dataclasses.replace(recipe, model=large, clients=1)) == 1

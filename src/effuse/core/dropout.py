@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 WORD = 0xFFFFFFFF
+SPREAD = 0x9E3779B1  # neighbours far apart: without it, masks knew themselves at lags of thousands of places
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B  # multipliers that spread a change of any bit over all (found by Chris Wellons' search)
 
 
@@ -18,7 +19,7 @@ def threshold(rate: float) -> int:
 
 def salt(layer: int) -> int:
     """What tells layers apart, as a signed word."""
-    word = (layer + 1) * 0x9E3779B9 & WORD
+    word = (layer + 1) * SPREAD & WORD
     return word - 2 * (word & 2**31)
 
 
@@ -30,11 +31,11 @@ def _mixed(h: Tensor) -> Tensor:
 
 def kept(seed: Tensor, layer: int, rate: float, index: Tensor) -> Tensor:
     """Which elements stay; the kernels of `kernels/norm.py` compute the same, bit by bit."""
-    first = _mixed(seed & WORD ^ salt(layer) & WORD)
-    second = _mixed((seed >> 32) + first & WORD)
-    h = index ^ first
-    h = (h ^ h >> 16) * FIRST & WORD
-    h = ((h ^ h >> 15) + second & WORD) * SECOND & WORD
+    second = _mixed((seed >> 32 ^ salt(layer)) & WORD)
+    first = _mixed(seed + second & WORD)
+    h = index * SPREAD + first & WORD
+    h = (h ^ h >> 15) * FIRST & WORD ^ second
+    h = (h ^ h >> 16) * SECOND & WORD
     return h >> 8 >= threshold(rate)
 
 

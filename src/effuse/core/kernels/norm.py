@@ -30,17 +30,16 @@ def _mixed(h):
 @triton.jit
 def _keys(seed_ptr, salt):
     seed = tl.load(seed_ptr)
-    first = _mixed(seed.to(tl.uint32) ^ salt.to(tl.uint32))
-    return first, _mixed((seed >> 32).to(tl.uint32) + first)
+    second = _mixed((seed >> 32).to(tl.uint32) ^ salt.to(tl.uint32))
+    return _mixed(seed.to(tl.uint32) + second), second
 
 
 @triton.jit
 def _kept(index, first, second, threshold):
-    h = index.to(tl.uint32) ^ first
-    h ^= h >> 16
-    h *= 0x7FEB352D
+    h = index.to(tl.uint32) * 0x9E3779B1 + first
     h ^= h >> 15
-    h += second
+    h = (h * 0x7FEB352D) ^ second
+    h ^= h >> 16
     h *= 0x846CA68B
     return (h >> 8).to(tl.int32) >= threshold
 

@@ -1,0 +1,90 @@
+"""The fused operations in plain torch, which kernels are held to elsewhere, against torch's own functions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from effuse.core.dropout import dropped
+from effuse.core.fused import depthwise, empty_rows, norm, rows
+
+LAST = torch.channels_last
+# channels, side, groups; shift, gelu before, SiLU after, rate
+SHAPES = [(128, 4, 32), (18, 7, 1), (30, 3, 5), (384, 2, 32)]
+PARTS = [(True, False, True, 0.1), (False, False, True, 0.0), (True, True, False, 0.0), (False, False, False, 0.0)]
+
+
+def plain(x, shift, weight, bias, seed, groups, eps, before, after, rate, layer):
+    u = x.float() if shift is None else x.float() + shift.view(*shift.shape, *[1] * (x.ndim - 2))
+    z = F.group_norm(F.gelu(u) if before else u, groups, weight, bias, eps)
+    z = F.silu(z) if after else z
+    return dropped(z, seed, layer, rate) if rate else z
+
+
+def arguments(C, side, groups, parts, dtype=torch.float32):
+    torch.manual_seed(C)
+    shift, before, after, rate = parts
+    x = (2 * torch.randn(2, C, side, side) + 3).to(dtype).contiguous(memory_format=LAST).requires_grad_()
+    learnt = [torch.randn(*size, requires_grad=True) for size in ((2, C), (C,), (C,))]
+    seed = torch.tensor(2**40 + 7) if rate else None
+    return (x, learnt[0] if shift else None, *learnt[1:], seed, groups, 1e-5, before, after, rate, 3)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_normalisation_and_its_gradients(shape, parts):
+    given = arguments(*shape, parts)
+    y, wanted = norm(*given)[0], plain(*given)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+    assert y.is_contiguous(memory_format=LAST)
+    learnt = [t for t in given[:4] if t is not None]
+    seed = torch.randn_like(wanted)
+    found, right = torch.autograd.grad(y, learnt, seed), torch.autograd.grad(wanted, learnt, seed)
+    for a, b in zip(found, right, strict=True):
+        assert (a - b).norm() < 1e-5 * b.norm()
+
+
+def test_bf16_goes_in_and_out():
+    given = arguments(64, 4, 8, PARTS[0], torch.bfloat16)
+    y = norm(*given)[0]
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), plain(*given), rtol=1e-2, atol=1e-2)
+    assert torch.autograd.grad(y.float().sum(), given[0])[0].dtype == torch.bfloat16
+
+
+def test_sequences_are_planes_of_one_row():
+    """What attention normalises: B x C x L, channels next to each other."""
+    x = torch.randn(2, 9, 16).transpose(1, 2).requires_grad_()
+    weight, bias = torch.randn(16), torch.randn(16)
+    y = norm(x, None, weight, bias, None, 4, 1e-6, False, False, 0.0, 0)[0]
+    torch.testing.assert_close(y, F.group_norm(x, 4, weight, bias, 1e-6))
+    assert y.stride() == x.stride()
+
+
+def test_rows_are_copied_only_where_they_must_be():
+    whole = torch.randn(2, 32, 4, 6).contiguous(memory_format=LAST)
+    some = whole[:, :28]
+    assert rows(whole)[0] is whole and rows(whole)[1] == 32
+    assert rows(some)[0] is some and rows(some)[1] == 32
+    for awkward in (whole.contiguous(), whole[..., :3], whole[:, :, 1:], whole.expand(2, 32, 4, 6)[:, :1].expand(2, 32, 4, 6)):
+        made, row = rows(awkward)
+        assert row == 32 and torch.equal(made, awkward) and made.stride() == empty_rows(awkward).stride()
+
+
+@pytest.mark.parametrize("side", [3, 7])
+def test_a_depthwise_convolution_and_its_gradients(side):
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 9, 9).contiguous(memory_format=LAST).requires_grad_()
+    weight = torch.randn(6, 1, side, side, requires_grad=True)
+    y, wanted = depthwise(x, weight.flatten(1).t().contiguous()), F.conv2d(x, weight, padding=side // 2, groups=6)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    seed = torch.randn_like(y)
+    found, right = torch.autograd.grad(y, (x, weight), seed), torch.autograd.grad(wanted, (x, weight), seed)
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+
+
+def test_torch_finds_the_operators_in_order():
+    """Schemas, shapes on paper, and gradients through a compiler's tracing, by torch's own check."""
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
+    torch.library.opcheck(norm, arguments(8, 4, 2, PARTS[0]), test_utils=checks)
+    x, taps = torch.randn(1, 4, 5, 5).contiguous(memory_format=LAST).requires_grad_(), torch.randn(9, 4, requires_grad=True)
+    torch.library.opcheck(depthwise, (x, taps), test_utils=checks)

@@ -1,0 +1,41 @@
+"""One cast of all weights gives what autocast gives, bit by bit."""
+
+import copy
+
+import torch
+from torch import nn
+
+from effuse.core.halves import Halved, rounded_weights
+from effuse.core.layout import for_tensor_cores
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 7, padding=3, groups=8), nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 5, 4, 2, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4), nn.Linear(4, 2, bias=False),
+    )  # fmt: skip
+    return for_tensor_cores(net, ("norm", "depthwise"))
+
+
+def gradients(run, net: nn.Module, prox: bool) -> list[torch.Tensor]:
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        loss = run(x).float().square().sum()
+    if prox:  # as FedProx does, the fp32 weights themselves
+        loss = loss + sum(p.square().sum() for p in net.parameters())
+    return list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+def test_the_bits_are_autocasts() -> None:
+    for prox in (False, True):
+        net = network()
+        other = copy.deepcopy(net)
+        found = gradients(Halved(other, lambda run: run), other, prox)
+        for a, b in zip(found, gradients(net, net, prox), strict=True):
+            assert a.dtype == torch.float32 and torch.equal(a, b)
+
+
+def test_only_what_autocast_rounds_is_rounded() -> None:
+    """Neither a normalisation's weights nor those of our own kernels, nor biases that are added in fp32."""
+    assert list(rounded_weights(network())) == ["0.weight", "3.weight", "6.weight", "6.bias", "7.weight"]
