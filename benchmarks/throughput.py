@@ -4,7 +4,7 @@
 
 `plain` is the loop of public code: eager fp32, a DataLoader, a deep-copied model per client. `strong` is a careful one: bf16
 autocast, TF32, channels-last, compile, fused Adam, data on the device. `eager` is effuse's reference; `graph` records the step,
-`compile` also compiles it, `slots` also trains several clients at a time. The arithmetic floor counts three forward passes an image
+`compile` also compiles it with our own kernels, `unfused` without them, `slots` also trains several clients at a time. The arithmetic floor counts three forward passes an image
 (one forward, twice that backward) at the matrix rate measured here.
 """
 
@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
-from effuse.core.captured import Captured
+from effuse.core.captured import KERNELS, Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.machine import Eager, Work
 from effuse.core.model import Arch
@@ -170,12 +170,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--only", choices=list(ARCHS), help="one network")
     parser.add_argument("--clients", default="5", help="client counts, such as 1,5,20")
-    parser.add_argument("--variants", default="plain,strong,eager,graph,compile,slots", help="which loops to time")
+    parser.add_argument("--variants", default="plain,strong,eager,graph,unfused,compile,slots", help="which loops to time")
     parser.add_argument("--steps", type=int, default=200, help="training steps of all clients together")
     parser.add_argument("--slots", type=int, default=5, help="clients at a time in the variant `slots`")
+    parser.add_argument("--kernels", default=",".join(KERNELS), help="which of our own kernels `compile` and `slots` use")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
-    device = torch.device(asked.device)
+    device, kernels = torch.device(asked.device), [k for k in asked.kernels.split(",") if k]
     torch.set_num_threads(2)
     ceiling = matrix_rate(device)
     rows: list[dict[str, Any]] = []
@@ -190,8 +191,11 @@ def main() -> None:
                 "strong": lambda: strong(arch, device, clients, steps),
                 "eager": lambda: ours([Eager(device, TASK)], arch, clients, steps),
                 "graph": lambda: ours([Captured(device, TASK, compiled=False)], arch, clients, steps),
-                "compile": lambda: ours([Captured(device, TASK)], arch, clients, steps),
-                "slots": lambda: ours([Captured(device, TASK) for _ in range(asked.slots)], arch, clients, steps),
+                "unfused": lambda: ours([Captured(device, TASK, kernels=())], arch, clients, steps),
+                "compile": lambda: ours([Captured(device, TASK, kernels=kernels)], arch, clients, steps),
+                "slots": lambda: ours(
+                    [Captured(device, TASK, kernels=kernels) for _ in range(asked.slots)], arch, clients, steps
+                ),
             }
             if device.type != "cuda":
                 makers = {k: makers[k] for k in ("plain", "eager")}
@@ -201,7 +205,7 @@ def main() -> None:
                     rows.append(row | rate(makers[variant](), device, repeat))
                     tell(rows[-1], asked.json)
         if device.type == "cuda":
-            for variant, machine in (("eager", Eager(device, TASK)), ("compile", Captured(device, TASK))):
+            for variant, machine in (("eager", Eager(device, TASK)), ("compile", Captured(device, TASK, kernels=kernels))):
                 if variant in asked.variants:
                     row = {"network": name, "what": "sample", "variant": variant, "clients": 1, "floor": 3 * floor}
                     rows.append(row | rate(sampling(machine, arch, 1000, 5 if asked.quick else 50), device, 1))

@@ -40,3 +40,9 @@ def test_a_round_is_linear_in_clients_and_its_memory_does_not_know_them():
 def test_the_demo_trains_as_fast_as_a_plain_loop():
     rows = measured("demo_cpu.py")["rows"]
     assert rows.keys() == {"plain", "eager", "auto"} and rows["auto"]["ratio"] >= 1.0, rows
+
+
+def test_kernels_have_floors_where_they_cannot_be_timed():
+    """431 M numbers pass the 36 M network's normalisations: five times two bytes each at 4 TB/s are 1.08 ms a step."""
+    rows = measured("kernels.py", "--only", "36M")["rows"]
+    assert len(rows) == 6 and all(row["floor"][0] > 0 for row in rows)

@@ -179,7 +179,9 @@ def losses(machine, seed, rho=None):
     machine.release(None)
     net = machine.load(DROPPING.initial(Stream((0,))))
     shard = Shard.whole(ToyImages(n=50, side=8).load("train"))
-    work = Work(solver=SGD(lr=0.05, batch=16, steps=3), shard=shard, lr=0.05, stream=Stream((seed,)), place=0, where="here", rho=rho)
+    work = Work(
+        solver=SGD(lr=0.05, batch=16, steps=3), shard=shard, lr=0.05, stream=Stream((seed,)), place=0, where="here", rho=rho
+    )
     return machine.fit(net, work)[0].loss, Params.of(net).digest()
 
 
@@ -223,7 +225,9 @@ def test_fused_fits_are_the_plain_ones(monkeypatch):
     monkeypatch.setattr(captured, "available", lambda device: True)
     fused, plain = (Captured(CPU, TASK, compiled=False, kernels=k) for k in (("norm", "depthwise"), ()))
     assert losses(fused, 0)[0] == pytest.approx(losses(plain, 0)[0], rel=1e-5)
-    kinds = [{type(m).__name__ for step in machine._steps.values() for m in step.net.modules()} for machine in (fused, plain)]
+    kinds = [
+        {type(m).__name__ for step in machine._steps.values() for m in step.net.modules()} for machine in (fused, plain)
+    ]
     assert "FusedResnetBlock" in kinds[0] and "FusedResnetBlock" not in kinds[1]
     assert Captured(CPU, TASK).kernels == set(captured.KERNELS)
 

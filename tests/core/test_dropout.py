@@ -51,8 +51,13 @@ def test_the_rate_is_kept(rate: float) -> None:
 def test_masks_know_nothing_of_each_other() -> None:
     """Of two independent fair masks half the places agree, give or take 1 / (2 sqrt n); neighbours in a plane likewise."""
     base = mask(5, 0)
-    others = {f"seed {s}": mask(s, 0) for s in (4, 6, 7, 5 + 2**32, 5 + 2**40)} | {f"layer {i}": mask(5, i) for i in (1, 2, 30)}
-    others |= {f"{lag} places on": base.roll(-lag) for lag in (*range(1, 9), 16, 32, 128, 512, 3072, 4096, 8192, 12288, 32768, 131072)}
+    others = {f"seed {s}": mask(s, 0) for s in (4, 6, 7, 5 + 2**32, 5 + 2**40)} | {
+        f"layer {i}": mask(5, i) for i in (1, 2, 30)
+    }
+    others |= {
+        f"{lag} places on": base.roll(-lag)
+        for lag in (*range(1, 9), 16, 32, 128, 512, 3072, 4096, 8192, 12288, 32768, 131072)
+    }
     for name, other in others.items():
         agreement = (base == other).double().mean().item()
         assert abs(agreement - 0.5) < 5 / (2 * N**0.5), name

@@ -65,7 +65,12 @@ def test_rows_are_copied_only_where_they_must_be():
     some = whole[:, :28]
     assert rows(whole)[0] is whole and rows(whole)[1] == 32
     assert rows(some)[0] is some and rows(some)[1] == 32
-    for awkward in (whole.contiguous(), whole[..., :3], whole[:, :, 1:], whole.expand(2, 32, 4, 6)[:, :1].expand(2, 32, 4, 6)):
+    for awkward in (
+        whole.contiguous(),
+        whole[..., :3],
+        whole[:, :, 1:],
+        whole.expand(2, 32, 4, 6)[:, :1].expand(2, 32, 4, 6),
+    ):
         made, row = rows(awkward)
         assert row == 32 and torch.equal(made, awkward) and made.stride() == empty_rows(awkward).stride()
 

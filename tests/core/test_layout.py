@@ -73,7 +73,11 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     if "dropout" in name or "times" in name:
         plain = for_tensor_cores(plain)
         seed_of(plain).fill_(11), seed_of(fused).fill_(11)
-        assert sum(isinstance(m, KeyedDropout) for m in plain.modules()) == sum(isinstance(m, KeyedDropout) for m in fused.modules()) > 0
+        assert (
+            sum(isinstance(m, KeyedDropout) for m in plain.modules())
+            == sum(isinstance(m, KeyedDropout) for m in fused.modules())
+            > 0
+        )
     x, t = torch.randn(3, 1, 8, 8), torch.tensor([0, 500, 999])
     found = [_passes(net, x, t) for net in (fused, plain)]
     for a, b in zip(*found, strict=True):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 WORD = 0xFFFFFFFF
 SPREAD = 0x9E3779B1  # neighbours far apart: without it, masks knew themselves at lags of thousands of places
-FIRST, SECOND = 0x7FEB352D, 0x846CA68B  # multipliers that spread a change of any bit over all (found by Chris Wellons' search)
+# multipliers of a 32-bit mixing function that C. Wellons found by search: a change of any bit reaches all
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B
 
 
 def threshold(rate: float) -> int:

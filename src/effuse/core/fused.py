@@ -88,7 +88,9 @@ def norm_backward(
     if kernels is not None:
         (x, row), (dy, drow) = rows(x), rows(dy)
         with torch.cuda.device_of(x):
-            kernels.gradients(x, dy, shift, weight, bias, seed, stats, dx, sums, row, drow, groups, before, after, rate, layer)
+            kernels.gradients(
+                x, dy, shift, weight, bias, seed, stats, dx, sums, row, drow, groups, before, after, rate, layer
+            )
         return dx, sums
     v = _shifted(x, shift)
     hat = _hat(F.gelu(v) if before else v, stats)

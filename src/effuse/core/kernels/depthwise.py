@@ -63,7 +63,9 @@ def filter_gradient(
         inside = ((p < H * W) & (y >= 0) & (y < H))[None, :] & (x >= 0) & (x < W) & (j < K)[:, None]
         g = tl.load(dy_ptr + p[:, None] * DROW + c[None, :], mask=(p < H * W)[:, None] & on[None, :], other=0.0)
         at = (y * W)[None, :] + x
-        value = tl.load(x_ptr + at[:, :, None] * ROW + c[None, None, :], mask=inside[:, :, None] & on[None, None, :], other=0.0)
+        value = tl.load(
+            x_ptr + at[:, :, None] * ROW + c[None, None, :], mask=inside[:, :, None] & on[None, None, :], other=0.0
+        )
         total += value.to(tl.float32) * g.to(tl.float32)[None, :, :]
     to = sums_ptr + image * (K * K * C) + (i * K + j)[:, None] * C + c[None, :]
     tl.store(to, tl.sum(total, 1), mask=(j < K)[:, None] & on[None, :])
@@ -76,7 +78,7 @@ def forward(x: Tensor, taps: Tensor, y: Tensor, row: int, flipped: bool) -> None
     BP = min(ROWS, triton.next_power_of_2(H * W))
     conv[(triton.cdiv(C, BC), triton.cdiv(H * W, BP), images)](
         x, taps, y, H, W, C=C, ROW=row, K=math.isqrt(len(taps)), FLIPPED=flipped, BC=BC, BP=BP,
-        num_warps=max(1, BP * BC // 1024),
+        num_warps=max(1, BP * BC // 512),
     )  # fmt: skip
 
 

@@ -1,0 +1,247 @@
+"""Our kernels at the shapes of both networks: bytes, floor, and time beside torch's own.
+
+    python benchmarks/kernels.py [--quick] [--json] [--only 3M|36M] [--compiled N] [--tune]
+
+Every operation that a training step of batch 128 asks for is timed by itself, replayed from a CUDA graph over inputs that together
+exceed the cache. `floor` is the time to read every input and write every output once at the memory rate measured here (without a
+GPU: 4 TB/s, and only the floors are printed). `eager` and `compiled` are the same expression of torch's, forwards and backwards, the
+latter for the N heaviest operations, since each takes seconds to compile. `--tune` tries other tilings.
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import networks
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from effuse.core.fused import available, depthwise, depthwise_taps, norm, norm_backward
+from effuse.core.layout import for_tensor_cores
+
+BATCH, RATE, CACHE = 128, 4.0e12, 150e6
+TILINGS = [(32, 8192), (16, 8192), (64, 8192), (32, 4096), (32, 16384), (64, 16384)]  # WIDTH, HELD
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One kind of call, as often as a step makes it."""
+
+    op: str
+    shape: tuple[int, ...]
+    row: int  # how far apart positions are, which is more than the channels where a convolution padded them
+    options: tuple[Any, ...]  # norm: shift?, groups, eps, before, after, rate, layer; depthwise: side
+
+    def __str__(self) -> str:
+        image = "x".join(map(str, self.shape[1:]))
+        if self.op == "depthwise":
+            return f"depthwise {self.options[0]}x{self.options[0]} {image}"
+        shift, groups, _, before, after, rate, _ = self.options
+        parts = ["shift"] * shift + ["gelu"] * before + [f"norm({groups})"] + ["silu"] * after + ["drop"] * (rate > 0)
+        return f"{' '.join(parts)} {image}"
+
+    @property
+    def bytes(self) -> tuple[float, float]:
+        """Moved forwards and backwards, in bf16: x, y; x, dy, dx (depthwise: dy, dx and x, dy)."""
+        unit = 2.0 * torch.Size(self.shape).numel()
+        return 2 * unit, (4 if self.op == "depthwise" else 3) * unit
+
+
+class _Calls(TorchDispatchMode):
+    """Notes what is asked of our operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: collections.Counter[Case] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.effuse.norm.default:
+            x, shift, _, _, _, *options = args
+            options[-1] = 0  # the layer's number changes nothing
+            self.seen[Case("norm", tuple(x.shape), x.stride(-1), (shift is not None, *options))] += 1
+        elif func is torch.ops.effuse.depthwise.default:
+            self.seen[Case("depthwise", tuple(args[0].shape), args[0].stride(-1), (round(len(args[1]) ** 0.5),))] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def cases(name: str) -> collections.Counter[Case]:
+    arch = networks.ARCHS[name]
+    side, channels, _ = arch.shape
+    with torch.device("meta"):
+        net = for_tensor_cores(arch.build(), ("norm", "depthwise")).train()
+        x = torch.zeros(BATCH, channels, side, side, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        with _Calls() as calls:
+            torch.nn.Module.to(net, torch.bfloat16)(x, torch.zeros(BATCH, dtype=torch.int64))
+    return calls.seen
+
+
+def inputs(case: Case, device: torch.device) -> dict[str, Any]:
+    B, C, *places = case.shape
+    made = torch.randn((B, *places, case.row), device=device, dtype=torch.bfloat16).movedim(-1, 1)[:, :C]
+    dy = torch.randn((B, *places, C), device=device, dtype=torch.bfloat16).movedim(-1, 1)
+    if case.op == "depthwise":
+        return {"x": made, "dy": dy, "taps": torch.randn(case.options[0] ** 2, C, device=device)}
+    shift = torch.randn(B, C, device=device) if case.options[0] else None
+    seed = torch.zeros((), dtype=torch.int64, device=device) if case.options[5] else None
+    return {"x": made, "dy": dy, "shift": shift, "weight": torch.ones(C, device=device), "bias": torch.zeros(C, device=device), "seed": seed}  # fmt: skip
+
+
+def ours(case: Case, given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    x, dy = given["x"], given["dy"]
+    if case.op == "depthwise":
+        taps, side = given["taps"], case.options[0]
+        return lambda: depthwise(x, taps), lambda: (depthwise(dy, taps, True), depthwise_taps(x, dy, side))
+    rest = [given[k] for k in ("shift", "weight", "bias", "seed")]
+    stats = norm(x, *rest, *case.options[1:])[1]
+    return lambda: norm(x, *rest, *case.options[1:]), lambda: norm_backward(x, dy, *rest, stats, *case.options[3:])
+
+
+def theirs(case: Case, given: dict[str, Any]) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """Torch's own expression, as autocast would run it, and what it is a function of."""
+    if case.op == "depthwise":
+        C, side = case.shape[1], case.options[0]
+        filters = given["taps"].t().reshape(C, 1, side, side).to(torch.bfloat16)
+        return lambda x, w: F.conv2d(x, w, padding=side // 2, groups=C), [given["x"], filters]
+    _, groups, eps, before, after, rate, _ = case.options
+
+    def expression(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None = None) -> Tensor:
+        u = x if shift is None else x + shift.to(x.dtype).view(*shift.shape, *[1] * (x.ndim - 2))
+        y = F.group_norm((F.gelu(u) if before else u).float(), groups, weight, bias, eps)
+        return F.dropout(F.silu(y) if after else y, rate).to(x.dtype)
+
+    return expression, [t for t in (given["x"], given["weight"], given["bias"], given["shift"]) if t is not None]
+
+
+def microseconds(calls: list[Callable[[], Any]]) -> float:
+    """Of one call, from a graph that plays every one of them in turn; the best of five."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    best = float("inf")
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, 1e3 * begin.elapsed_time(end) / len(calls))
+    return best
+
+
+def copies(case: Case, device: torch.device) -> list[dict[str, Any]]:
+    """As many sets of inputs as leave none of them in the cache, and at least four."""
+    return [inputs(case, device) for _ in range(max(4, min(32, int(CACHE / case.bytes[1]))))]
+
+
+def torchs(case: Case, sets: list[dict[str, Any]], compiled: bool) -> tuple[float, float]:
+    expression = theirs(case, sets[0])[0]
+    run = torch.compile(expression, dynamic=False) if compiled else expression
+    forward, both = [], []
+    for given in sets:
+        learnt = [t.detach().requires_grad_() for t in theirs(case, given)[1]]
+        forward.append(lambda learnt=learnt: run(*learnt))
+        both.append(lambda learnt=learnt, dy=given["dy"]: torch.autograd.grad(run(*learnt), learnt, dy))
+    one = microseconds(forward)
+    return one, microseconds(both) - one
+
+
+def memory_rate(device: torch.device) -> float:
+    """Bytes a second of a large copy."""
+    a = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    return 2 * a.numel() / (1e-6 * microseconds([lambda: a.clone()] * 4))
+
+
+def timed(name: str, device: torch.device, rate: float, compiled: int, quick: bool) -> Iterator[dict[str, Any]]:
+    found = sorted(cases(name).items(), key=lambda c: -c[1] * sum(c[0].bytes))
+    for i, (case, times) in enumerate(found[:6] if quick else found):
+        row: dict[str, Any] = {"network": name, "case": str(case), "times": times}
+        row["floor"] = tuple(1e6 * b / rate for b in case.bytes)
+        if device.type == "cuda":
+            sets = copies(case, device)
+            pairs = [ours(case, given) for given in sets]
+            row["ours"] = tuple(microseconds([pair[way] for pair in pairs]) for way in (0, 1))
+            row["gb_per_second"] = tuple(b / t / 1e3 for b, t in zip(case.bytes, row["ours"]))
+            row["eager"] = torchs(case, sets, compiled=False)
+            if i < compiled:
+                row["compiled"] = torchs(case, sets, compiled=True)
+        yield row
+
+
+def total(name: str, device: torch.device) -> float:
+    """Milliseconds of a step's operations with the present tiling."""
+    spent = 0.0
+    for case, times in cases(name).items():
+        if case.op == "norm":
+            pairs = [ours(case, given) for given in copies(case, device)]
+            spent += sum(microseconds([pair[way] for pair in pairs]) for way in (0, 1)) * times / 1e3
+    return spent
+
+
+def tune(names: list[str], device: torch.device) -> None:
+    from effuse.core.kernels import norm as tiles
+
+    for tiles.WIDTH, tiles.HELD in TILINGS:
+        for name in names:
+            print(
+                f"WIDTH {tiles.WIDTH:>3} HELD {tiles.HELD:>6} {name:>4}: {total(name, device):.3f} ms of norms a step",
+                flush=True,
+            )
+
+
+def tell(row: dict[str, Any]) -> None:
+    texts = [
+        f"{key} " + " + ".join(f"{t:.1f}" for t in row[key]) for key in ("ours", "floor", "eager", "compiled") if key in row
+    ]
+    print(
+        f"{row['network']:>4} {row['times']:>2} x {row['case']:<40} us forwards + backwards: {', '.join(texts)}", flush=True
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the six heaviest operations only")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--only", choices=list(networks.ARCHS), help="one network")
+    parser.add_argument("--compiled", type=int, default=3, metavar="N", help="operations to compare with torch.compile")
+    parser.add_argument("--tune", action="store_true", help="try other tilings instead")
+    asked = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    names = [asked.only] if asked.only else list(networks.ARCHS)
+    if not available(device):
+        device = torch.device("cpu")
+        if not asked.json:
+            print("no GPU with triton here, so nothing can be timed; these are the floors at 4 TB/s")
+    elif asked.tune:
+        return tune(names, device)
+    rate = memory_rate(device) if device.type == "cuda" else RATE
+    rows = []
+    for name in names:
+        for row in timed(name, device, rate, asked.compiled, asked.quick):
+            rows.append(row)
+            if not asked.json:
+                tell(row)
+        mine = [r for r in rows if r["network"] == name]
+        sums = {
+            k: sum(r["times"] * sum(r[k]) for r in mine) / 1e3
+            for k in ("ours", "floor", "eager")
+            if all(k in r for r in mine)
+        }
+        if not asked.json:
+            print(f"{name:>4} a step, ms: " + ", ".join(f"{k} {v:.3f}" for k, v in sums.items()), flush=True)
+    if asked.json:
+        print(json.dumps({"device": device.type, "bytes_per_second": rate, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

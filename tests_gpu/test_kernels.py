@@ -1,0 +1,225 @@
+"""Our kernels against torch's own functions, at the shapes of both networks.
+
+Without a GPU, where triton is installed, `TRITON_INTERPRET=1 pytest tests_gpu/test_kernels.py -k "not recorded"` runs them on a CPU, one image
+at a time.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from effuse.core.captured import KERNELS, Captured
+from effuse.core.data import Dataset, Shape, Shard
+from effuse.core.dropout import dropped, kept, places
+from effuse.core.fused import depthwise, norm
+from effuse.core.layout import for_tensor_cores
+from effuse.core.machine import Work
+from effuse.core.rng import Stream
+from effuse.core.solvers import Adam
+from effuse.diffusion.objective import Denoise
+from effuse.engines.slots import in_slots
+from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.unet import CifarUnet, Unet
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+BATCH = 128 if GPU else 1
+TASK = Denoise()
+PLANES = [
+    (128, 32),
+    (256, 32),
+    (384, 32),
+    (128, 16),
+    (256, 16),
+    (384, 16),
+    (512, 16),
+    (256, 8),
+    (512, 8),
+    (256, 4),
+    (512, 4),
+]
+# channels, side, groups, shift, gelu, SiLU, rate
+NORMS = [(c, s, 32, shift, False, True, rate) for c, s in PLANES for shift, rate in ((False, 0.0), (True, 0.1))]
+NORMS += [(c, s, 1, shift, gelu, False, 0.0) for c, s in ((18, 28), (28, 28), (56, 28), (28, 14), (56, 14), (112, 14), (56, 7), (112, 7), (224, 7))
+          for shift, gelu in ((False, False), (True, True))]  # fmt: skip
+NORMS += [(256, 16, 32, False, False, False, 0.0), (36, 9, 6, True, True, True, 0.5), (40, 5, 4, True, False, True, 0.3)]
+FILTERS = [(18, 28), (28, 28), (28, 14), (56, 14), (112, 14), (56, 7), (112, 7), (224, 7)]
+
+
+def normal(*shape, seed=0, dtype=torch.float32, row=None):
+    """Channels last, with room after every position where `row` says so."""
+    B, C, *rest = shape
+    drawn = torch.randn((B, *rest, row or C), generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+    return drawn.movedim(-1, 1)[:, :C]
+
+
+def off(a, b):
+    return ((a.float() - b.float()).norm() / b.float().norm()).item()
+
+
+def arguments(C, side, groups, shift, gelu, silu, rate, dtype=torch.bfloat16, row=None):
+    x = (normal(BATCH, C, side, side, dtype=dtype, row=row) * 2 + 1).detach().requires_grad_()
+    if row:
+        x = (normal(BATCH, C, side, side, dtype=dtype, row=row)).detach().requires_grad_()
+        assert x.stride(-1) == row
+    learnt = [torch.randn(*s, device=DEVICE, requires_grad=True) for s in ((BATCH, C), (C,), (C,))]
+    seed = torch.tensor(2**40 + 3, device=DEVICE) if rate else None
+    return (x, learnt[0] if shift else None, *learnt[1:], seed, groups, 1e-6, gelu, silu, rate, 5)
+
+
+def plain(x, shift, weight, bias, seed, groups, eps, gelu, silu, rate, layer):
+    u = x.float() if shift is None else x.float() + shift[:, :, None, None]
+    z = F.group_norm(F.gelu(u) if gelu else u, groups, weight, bias, eps)
+    z = F.silu(z) if silu else z
+    return dropped(z, seed, layer, rate) if rate else z
+
+
+def passes(function, given, dy):
+    y = function(*given)
+    learnt = [t for t in given[:4] if t is not None and t.is_floating_point()]
+    return [y.detach(), *torch.autograd.grad(y, learnt, dy.to(y.dtype))]
+
+
+def fused(*given):
+    return norm(*given)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", NORMS, ids=str)
+def test_a_normalisation_and_its_gradients(case, dtype):
+    """Against fp32 on the same numbers: rounding of bf16 (2^-9 at most, half of it on average) in y and dx, of fp32 elsewhere."""
+    given = arguments(*case, dtype=dtype)
+    dy = normal(BATCH, *case[:2], case[1], seed=1, dtype=dtype)
+    found, wanted = passes(fused, given, dy), passes(plain, given, dy)
+    rounding = 4e-3 if dtype == torch.bfloat16 else 1e-5
+    if not GPU and dtype == torch.bfloat16:
+        rounding = 8e-3  # the interpreter cuts bf16 off
+    for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert off(a, b) < (rounding if i < 2 else 1e-3 if given[1] is not None and i == 2 else 2e-4), i
+    for a, b in zip(found, passes(fused, given, dy), strict=True):
+        assert torch.equal(a, b), "kernels repeat to the bit"
+
+
+def test_padded_rows_and_awkward_layouts_are_read_as_they_are():
+    for row in (32, None):
+        given = arguments(28, 14, 1, True, True, False, 0.0, torch.float32, row=row)
+        dy = normal(BATCH, 28, 14, 14, seed=1, row=row)
+        for a, b in zip(passes(fused, given, dy), passes(plain, given, dy.contiguous()), strict=True):
+            assert off(a, b) < 1e-4
+
+
+@pytest.mark.parametrize("side", [32, 8])
+def test_a_kernels_mask_is_the_written_one(side):
+    """Weight 0 and bias 1: every element is silu(1) / 0.9 or 0, by the hash; another seed, another tenth."""
+    C = 128
+    x, weight, bias = (
+        normal(BATCH, C, side, side, dtype=torch.bfloat16),
+        torch.zeros(C, device=DEVICE),
+        torch.ones(C, device=DEVICE),
+    )
+    masks = []
+    for seed in (0, 1, 0):
+        key = torch.tensor(seed, device=DEVICE)
+        masks.append(norm(x, None, weight, bias, key, 32, 1e-6, False, True, 0.1, 2)[0] != 0)
+        assert torch.equal(masks[-1], kept(key, 2, 0.1, places(x)))
+    assert torch.equal(masks[0], masks[2]) and not torch.equal(masks[0], masks[1])
+    n = x.numel()
+    assert abs(masks[0].double().mean().item() - 0.9) < 5 * (0.09 / n) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", FILTERS, ids=str)
+def test_a_depthwise_convolution_and_its_gradients(shape, dtype):
+    C, side = shape
+    if not GPU and side > 14:
+        side = 9
+    x = normal(BATCH, C, side, side, dtype=dtype).detach().requires_grad_()
+    weight = torch.randn(C, 1, 7, 7, device=DEVICE, requires_grad=True)
+    dy = normal(BATCH, C, side, side, seed=1, dtype=dtype)
+    y, wanted = depthwise(x, weight.flatten(1).t().contiguous()), F.conv2d(x.double(), weight.double(), padding=3, groups=C)
+    found = [y, *torch.autograd.grad(y, (x, weight), dy)]
+    right = [wanted, *torch.autograd.grad(wanted, (x, weight), dy.double())]
+    rounding = (4e-3 if GPU else 8e-3) if dtype == torch.bfloat16 else 1e-5
+    for a, b, most in zip(found, right, (rounding, rounding, 1e-4), strict=True):
+        assert off(a, b) < most
+    again = depthwise(x, weight.flatten(1).t().contiguous())
+    assert torch.equal(again, y) and torch.equal(torch.autograd.grad(again, weight, dy)[0], found[2])
+
+
+NETS = {
+    "convnext": ConvnextUnet(dim=16).resolved(Shape(16, 1, 10)),
+    "unet": Unet(widths=(32, 64), layers=1, attention=(8,), dropout=0.1).resolved(Shape(16, 1, 10)),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_recorded_networks_with_kernels_and_without(name, compiled):
+    """One pass under autocast: outputs and gradients as far from fp32 as torch's own, within half as much again."""
+    torch.manual_seed(0)
+    arch = NETS[name]
+    start = arch.build().state_dict()
+    x, t = torch.randn(16, 1, 16, 16, device=DEVICE), torch.arange(16, device=DEVICE) * 60
+    found = {}
+    for kind, kernels, half in (("fp32", (), False), ("torch", (), True), ("ours", KERNELS, True)):
+        net = for_tensor_cores(arch.build().to(DEVICE), kernels)
+        net.load_state_dict(start)
+        with torch.no_grad():
+            for i, p in enumerate(net.parameters()):
+                p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)).to(DEVICE))
+        run = torch.compile(net, dynamic=False) if compiled and half else net
+        with torch.autocast("cuda", torch.bfloat16, enabled=half, cache_enabled=False):
+            y = run(x.contiguous(memory_format=torch.channels_last), t)
+        grads = torch.autograd.grad(y.float().square().sum(), list(net.parameters()))
+        found[kind] = y.detach(), torch.cat([g.flatten() for g in grads])
+    for ours, theirs, right in zip(found["ours"], found["torch"], found["fp32"]):
+        assert off(ours, right) < 1.5 * off(theirs, right) + 1e-3
+
+
+def fit(machine, arch, steps, owner=0, seed=1):
+    generator = torch.Generator().manual_seed(0)
+    shape = arch.shape
+    images = torch.randint(0, 256, (512, shape.channels, shape.side, shape.side), dtype=torch.uint8, generator=generator)
+    shard = Shard.whole(Dataset(images, torch.arange(512) % 10, tuple("0123456789")).to(DEVICE))
+    machine.release(owner)
+    net = machine.load(arch.initial(Stream((0,))).to(DEVICE), owner)
+    solver = Adam(lr=1e-4, batch=128, steps=steps)
+    done = machine.fit(net, Work(solver=solver, shard=shard, lr=1e-4, stream=Stream((seed,)), place=0, where="here"))[0]
+    return done.loss, machine.values(net)[0].digest()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_recorded_casts_change_no_bit(name):
+    """All weights cast at once, or one by one by autocast: the same weights after twenty steps."""
+    kinds = [tuple(k for k in KERNELS if k != "cast"), KERNELS]
+    one, both = (fit(Captured(DEVICE, TASK, compiled=False, reproducible=True, kernels=k), NETS[name], 20) for k in kinds)
+    assert one == both
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_dropout_belongs_to_the_client(compiled):
+    """Keys 1, 2 and 1 on one recording, on another machine key 1: the same bits whenever the key is."""
+    one, two = Captured(DEVICE, TASK, compiled), Captured(DEVICE, TASK, compiled)
+    a, b, c = (fit(one, NETS["unet"], 8, seed=s) for s in (1, 2, 1))
+    assert a == c != b and one.captures == 1
+    torch.manual_seed(12345)
+    assert fit(two, NETS["unet"], 8) == a
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_slots_of_the_large_network_do_not_disturb_each_other(compiled):
+    """The DDPM paper's network, dropout and all: two at once give the bits of one alone."""
+    arch = CifarUnet().resolved(Shape(32, 3, 10))
+    machines = [Captured(DEVICE, TASK, compiled) for _ in range(2)]
+    assert all(machine.kernels == set(KERNELS) for machine in machines)
+
+    def one(machine, owner):
+        return fit(machine, arch, 10, owner)
+
+    alone = one(machines[0], 0)
+    assert one(machines[0], 0) == alone
+    for _ in range(2):  # at first they record in turn; the second time they really run together
+        at_once = [found for _, found in in_slots(one, range(2), machines, [m.stream for m in machines])]
+    assert at_once == [alone] * 2
+    assert not any(isinstance(m, nn.Dropout) and m.p > 0 for step in machines[0]._steps.values() for m in step.net.modules())
