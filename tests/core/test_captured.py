@@ -187,7 +187,7 @@ def losses(machine, seed, rho=None):
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_dropout_belongs_to_the_client():
-    """Keys 0, 1 and 0 on one recording, and 0 on another machine: neither order, nor machine, nor torch's generator matter."""
+    """Keys 0, 1 and 0 on one recording, and 0 on another machine: order, machine and torch's generator do not matter."""
     one, two = Captured(CPU, TASK, compiled=False), Captured(CPU, TASK, compiled=False)
     torch.manual_seed(1)
     a, b, c = (losses(one, seed) for seed in (0, 1, 0))

@@ -64,7 +64,7 @@ def test_masks_know_nothing_of_each_other() -> None:
 
 
 def test_runs_of_four_places_are_spread_evenly() -> None:
-    """Sixteen patterns of four neighbours, 16,384 of each expected: chi-squared of 15 degrees, under 45 but once in ten thousand."""
+    """Sixteen patterns of four neighbours, 16,384 of each: chi-squared of 15 degrees, under 45 but once in ten thousand."""
     for seed in range(8):
         patterns = mask(seed, 3).view(-1, 4).long() @ torch.tensor([8, 4, 2, 1])
         counts = torch.bincount(patterns, minlength=16).double()

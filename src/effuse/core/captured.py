@@ -40,8 +40,13 @@ class Captured(Eager):
     """A GPU whose steps are CUDA graphs in bf16; weights and optimiser state stay fp32."""
 
     def __init__(
-        self, device: torch.device, task: Task, compiled: bool = True, reproducible: bool = False, kernels: Collection[str] = KERNELS
-    ) -> None:  # fmt: skip
+        self,
+        device: torch.device,
+        task: Task,
+        compiled: bool = True,
+        reproducible: bool = False,
+        kernels: Collection[str] = KERNELS,
+    ) -> None:
         super().__init__(device, task)
         self.compiled, self.reproducible = compiled, reproducible
         self.kernels = frozenset(kernels) if available(device) else frozenset()

@@ -1,7 +1,7 @@
 """Dropout whose mask is a function of (seed, layer, element): a step needs no generator, and a backward pass no stored mask.
 
-Torch's own dropout draws from the one default generator of a process, so that clients with dropout must take turns. Here the seed is a tensor of the client's;
-masks depend neither on who else is at work nor on the kernel that computes them.
+Torch's own dropout draws from the one default generator of a process, so that clients with dropout must take turns. Here the
+seed is a tensor of the client's; masks depend neither on who else is at work nor on the kernel that computes them.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Operations that a compiler leaves in pieces: as one kernel each on a GPU (`kernels/`), in plain torch elsewhere.
 
-They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. All want channels last, and make it
-so where it is not.
+They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. All want channels
+last, and make it so where it is not.
 """
 
 import functools
@@ -55,8 +55,8 @@ def empty_rows(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("effuse::norm", mutates_args=())
 def norm(
-    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, groups: int, eps: float, before: bool,
-    after: bool, rate: float, layer: int,
+    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, groups: int, eps: float,
+    before: bool, after: bool, rate: float, layer: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`."""
     y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
@@ -78,8 +78,8 @@ def norm(
 
 @torch.library.custom_op("effuse::norm_backward", mutates_args=())
 def norm_backward(
-    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor, before: bool,
-    after: bool, rate: float, layer: int,
+    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor,
+    before: bool, after: bool, rate: float, layer: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of x, and for each image those of weight, bias and shift."""
     dx, sums = empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
@@ -155,7 +155,7 @@ norm.register_autograd(_back, setup_context=_keep)
 
 @torch.library.custom_op("effuse::depthwise", mutates_args=())
 def depthwise(x: Tensor, taps: Tensor, flipped: bool = False) -> Tensor:
-    """A convolution of each channel with its own square filter of odd side, zeros around; taps: positions x channels, fp32."""
+    """A convolution of each channel with its own square filter of odd side, zeros around; taps: places x channels."""
     kernels, y = _kernels(x, "depthwise"), empty_rows(x)
     if kernels is None:
         filters = (taps.flip(0) if flipped else taps).t().reshape(-1, 1, _side(taps), _side(taps))
@@ -205,8 +205,13 @@ depthwise.register_autograd(_back_depthwise, setup_context=_keep_depthwise)
 
 
 def normed(
-    x: Tensor, by: nn.GroupNorm, shift: Tensor | None = None, before: bool = False, after: bool = False, drop: nn.Module | None = None
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    by: nn.GroupNorm,
+    shift: Tensor | None = None,
+    before: bool = False,
+    after: bool = False,
+    drop: nn.Module | None = None,
+) -> Tensor:
     """A normalisation with what stands around it: gelu before, SiLU and dropout after."""
     rate, layer, seed = 0.0, 0, None
     if isinstance(drop, KeyedDropout) and drop.training:

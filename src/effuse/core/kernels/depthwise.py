@@ -1,7 +1,7 @@
 """Convolutions of each channel with a small filter of its own, channels last.
 
-Every tap is a shifted read of the same tile, which the first-level cache answers. The filters' gradient is summed for each image
-apart and then over images, always in the same order.
+Every tap is a shifted read of the same tile, which the first-level cache answers. The filters' gradient is summed for each
+image apart and then over images, always in the same order.
 """
 
 import math

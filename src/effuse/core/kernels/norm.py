@@ -1,8 +1,8 @@
 """Group normalisation between its neighbours: y = drop(silu(norm(gelu(x + shift)))), each part optional.
 
-A program owns whole groups of one image, as rows of positions by columns of channels, so that nothing is summed across programs:
-results repeat to the bit. Where the plane is small, a program keeps it in registers; otherwise it reads it a second time, which
-the cache answers. `core/fused.py` holds the same mathematics in plain torch.
+A program owns whole groups of one image, as rows of positions by columns of channels, so that nothing is summed across
+programs: results repeat to the bit. Where the plane is small, a program keeps it in registers; otherwise it reads it a
+second time, which the cache answers. `core/fused.py` holds the same mathematics in plain torch.
 """
 
 import triton
@@ -181,7 +181,8 @@ def _slope(
 def norm_backward(
     x_ptr, dy_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, stats_ptr, dx_ptr, sums_ptr, P, images, salt, threshold, scale,
     C: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+    BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+    DROP: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(1)
     lane = tl.arange(0, BC)
@@ -265,17 +266,16 @@ def norm_backward(
             tl.store(sums_ptr + 2 * images * C + at, tl.sum(sd, 0), mask=on)
 
 
-def tiling(C: int, P: int, groups: int, held: int = HELD) -> dict[str, int]:
+def tiling(C: int, P: int, groups: int, tensors: int) -> dict[str, int]:
     """How a plane of P positions and C channels is shared out: whole groups to a program, about WIDTH channels of them."""
     D = C // groups
     wanted = WIDE if P <= SMALL_PLANE else WIDTH
     CHUNK = D * min(groups, max(1, wanted // D))
-    BC = triton.next_power_of_2(CHUNK)
-    every = triton.next_power_of_2(P)
-    if CHUNK == C:
-        held = HELD  # an image has one program, which has a multiprocessor to itself
+    BC, every = triton.next_power_of_2(CHUNK), triton.next_power_of_2(P)
+    alone = CHUNK == C  # an image has one program, which has a multiprocessor to itself
+    held = HELD if alone else HELD // tensors
     whole = every * BC <= held
-    BP = every if whole else max(1, (held if CHUNK == C else held // 2) // BC)
+    BP = every if whole else max(1, (held if alone else held // 2) // BC)
     return {"D": D, "CHUNK": CHUNK, "BC": BC, "BP": BP, "WHOLE": whole, "num_warps": warps(BP * BC)}
 
 
@@ -285,29 +285,29 @@ def warps(elements: int) -> int:
 
 
 def forward(
-    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, y: Tensor, stats: Tensor, row: int,
-    groups: int, eps: float, before: bool, after: bool, rate: float, layer: int,
+    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, y: Tensor, stats: Tensor,
+    row: int, groups: int, eps: float, before: bool, after: bool, rate: float, layer: int,
 ) -> None:  # fmt: skip
     """Fill y and the statistics of every group."""
     images, C = x.shape[:2]
     P = x[0, 0].numel()
-    t = tiling(C, P, groups)
+    t = tiling(C, P, groups, tensors=1)
     norm_forward[(triton.cdiv(C, t["CHUNK"]), images)](
-        x, x if shift is None else shift, weight, bias, x if seed is None else seed, y, stats, P, salt(layer), threshold(rate),
-        1 / (1 - rate), eps, C=C, ROW=row, SHIFT=shift is not None, BEFORE=before, AFTER=after, DROP=rate > 0, **t,
+        x, x if shift is None else shift, weight, bias, x if seed is None else seed, y, stats, P, salt(layer),
+        threshold(rate), 1 / (1 - rate), eps, C=C, ROW=row, SHIFT=shift is not None, BEFORE=before, AFTER=after, DROP=rate > 0, **t,
     )  # fmt: skip
 
 
 def gradients(
-    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor, dx: Tensor,
-    sums: Tensor, row: int, drow: int, groups: int, before: bool, after: bool, rate: float, layer: int,
+    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor,
+    dx: Tensor, sums: Tensor, row: int, drow: int, groups: int, before: bool, after: bool, rate: float, layer: int,
 ) -> None:  # fmt: skip
     """Fill dx, and for each image the sums that are the gradients of weight, bias and shift."""
     images, C = x.shape[:2]
     P = x[0, 0].numel()
-    t = tiling(C, P, groups, held=HELD // 2)  # twice as much to keep
+    t = tiling(C, P, groups, tensors=2)
     norm_backward[(triton.cdiv(C, t["CHUNK"]), images)](
-        x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P, images, salt(layer),
-        threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SHIFT=shift is not None, BEFORE=before, AFTER=after,
+        x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P, images,
+        salt(layer), threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SHIFT=shift is not None, BEFORE=before, AFTER=after,
         DROP=rate > 0, **t,
     )  # fmt: skip
