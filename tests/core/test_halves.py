@@ -37,6 +37,14 @@ def test_the_bits_are_autocasts() -> None:
             assert a.dtype == torch.float32 and torch.equal(a, b)
 
 
+def test_what_a_loss_leaves_out_has_no_gradient() -> None:
+    net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    net.forward = net[0].forward
+    with torch.autocast("cpu", torch.bfloat16):
+        Halved(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
+    assert net[0].weight.grad is not None and net[1].weight.grad is None
+
+
 def test_only_what_autocast_rounds_is_rounded() -> None:
     """Neither a normalisation's weights nor those of our own kernels, nor biases that are added in fp32."""
     assert list(rounded_weights(network())) == ["0.weight", "3.weight", "6.weight", "6.bias", "7.weight"]

@@ -17,14 +17,16 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *wholes: Tensor) -> tuple[Tensor, ...]:
         ctx.like = wholes
+        ctx.set_materialize_grads(False)  # what a loss does not use has no gradient, rather than zeros
         halves = [torch.empty_like(w, dtype=torch.bfloat16) for w in wholes]
         torch._foreach_copy_(halves, list(wholes))
         return tuple(halves)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        wholes = [torch.empty_like(w) for w in ctx.like]  # as weights are laid out, or torch would copy them once more
-        torch._foreach_copy_(wholes, list(grads))
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        # as weights are laid out, or torch would copy them once more
+        wholes = [None if g is None else torch.empty_like(w) for w, g in zip(ctx.like, grads)]
+        torch._foreach_copy_([w for w in wholes if w is not None], [g for g in grads if g is not None])
         return tuple(wholes)
 
 

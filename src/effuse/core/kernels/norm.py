@@ -294,7 +294,8 @@ def forward(
     t = tiling(C, P, groups, tensors=1)
     norm_forward[(triton.cdiv(C, t["CHUNK"]), images)](
         x, x if shift is None else shift, weight, bias, x if seed is None else seed, y, stats, P, salt(layer),
-        threshold(rate), 1 / (1 - rate), eps, C=C, ROW=row, SHIFT=shift is not None, BEFORE=before, AFTER=after, DROP=rate > 0, **t,
+        threshold(rate), 1 / (1 - rate), eps, C=C, ROW=row, SHIFT=shift is not None, BEFORE=before, AFTER=after,
+        DROP=rate > 0, **t,
     )  # fmt: skip
 
 
@@ -308,6 +309,6 @@ def gradients(
     t = tiling(C, P, groups, tensors=2)
     norm_backward[(triton.cdiv(C, t["CHUNK"]), images)](
         x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P, images,
-        salt(layer), threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SHIFT=shift is not None, BEFORE=before, AFTER=after,
-        DROP=rate > 0, **t,
+        salt(layer), threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SHIFT=shift is not None, BEFORE=before,
+        AFTER=after, DROP=rate > 0, **t,
     )  # fmt: skip
