@@ -45,6 +45,14 @@ def test_what_a_loss_leaves_out_has_no_gradient() -> None:
     assert net[0].weight.grad is not None and net[1].weight.grad is None
 
 
+def test_frozen_layers_stay_out_of_it() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[0].requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        Halved(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
+    assert net[0].weight.grad is None and net[1].weight.grad is not None
+
+
 def test_only_what_autocast_rounds_is_rounded() -> None:
     """Neither a normalisation's weights nor those of our own kernels, nor biases that are added in fp32."""
     assert list(rounded_weights(network())) == ["0.weight", "3.weight", "6.weight", "6.bias", "7.weight"]

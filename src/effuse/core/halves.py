@@ -20,6 +20,7 @@ class _Rounded(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # what a loss does not use has no gradient, rather than zeros
         halves = [torch.empty_like(w, dtype=torch.bfloat16) for w in wholes]
         torch._foreach_copy_(halves, list(wholes))
+        ctx.mark_non_differentiable(*(h for h, learnt in zip(halves, ctx.needs_input_grad) if not learnt))  # frozen layers
         return tuple(halves)
 
     @staticmethod
