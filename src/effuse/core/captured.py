@@ -31,7 +31,7 @@ from effuse.core.task import Batch, Net, Task
 # one recording at a time in a process, all of them in one thread: cuDNN's choice of algorithms is remembered by thread, and
 # two machines that chose differently would give different bits
 RECORDING = ThreadPoolExecutor(1, "recording")
-KERNELS = ("norm", "depthwise", "cast")  # what we do ourselves, where our kernels run
+KERNELS = ("norm", "cast")  # what we do ourselves, where our kernels run
 WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
 VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
 

@@ -18,10 +18,14 @@ def threshold(rate: float) -> int:
     return round(rate * 2**24)
 
 
-def salt(layer: int) -> int:
-    """What tells layers apart, as a signed word."""
-    word = (layer + 1) * SPREAD & WORD
+def signed(word: int) -> int:
+    """The same 32 bits as a number that fits a signed word: compilers count places in 32 bits where they can."""
     return word - 2 * (word & 2**31)
+
+
+def salt(layer: int) -> int:
+    """What tells layers apart."""
+    return signed((layer + 1) * SPREAD & WORD)
 
 
 def _mixed(h: Tensor) -> Tensor:
@@ -34,7 +38,7 @@ def kept(seed: Tensor, layer: int, rate: float, index: Tensor) -> Tensor:
     """Which elements stay; the kernels of `kernels/norm.py` compute the same, bit by bit."""
     second = _mixed((seed >> 32 ^ salt(layer)) & WORD)
     first = _mixed(seed + second & WORD)
-    h = index * SPREAD + first & WORD
+    h = index * signed(SPREAD) + first & WORD
     h = (h ^ h >> 15) * FIRST & WORD ^ second
     h = (h ^ h >> 16) * SECOND & WORD
     return h >> 8 >= threshold(rate)
