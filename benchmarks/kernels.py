@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from effuse.core.fused import available, depthwise, depthwise_taps, norm, norm_backward
+from effuse.core.fused import available, norm, norm_backward
 from effuse.core.layout import for_tensor_cores
 
 BATCH, RATE, CACHE = 128, 4.0e12, 150e6
@@ -33,24 +33,21 @@ TILINGS = [(32, 8192), (16, 8192), (64, 8192), (32, 4096), (32, 16384), (16, 163
 class Case:
     """One kind of call, as often as a step makes it."""
 
-    op: str
     shape: tuple[int, ...]
     row: int  # how far apart positions are, which is more than the channels where a convolution padded them
-    options: tuple[Any, ...]  # norm: shift?, groups, eps, before, after, rate, layer; depthwise: side
+    options: tuple[Any, ...]  # shift?, groups, eps, before, after, rate, layer
 
     def __str__(self) -> str:
         image = "x".join(map(str, self.shape[1:]))
-        if self.op == "depthwise":
-            return f"depthwise {self.options[0]}x{self.options[0]} {image}"
         shift, groups, _, before, after, rate, _ = self.options
         parts = ["shift"] * shift + ["gelu"] * before + [f"norm({groups})"] + ["silu"] * after + ["drop"] * (rate > 0)
         return f"{' '.join(parts)} {image}"
 
     @property
     def bytes(self) -> tuple[float, float]:
-        """Moved forwards and backwards, in bf16: x, y; x, dy, dx (depthwise: dy, dx and x, dy)."""
+        """Moved forwards and backwards, in bf16: x, y; x, dy, dx."""
         unit = 2.0 * torch.Size(self.shape).numel()
-        return 2 * unit, (4 if self.op == "depthwise" else 3) * unit
+        return 2 * unit, 3 * unit
 
 
 class _Calls(TorchDispatchMode):
@@ -64,9 +61,7 @@ class _Calls(TorchDispatchMode):
         if func is torch.ops.effuse.norm.default:
             x, shift, _, _, _, *options = args
             options[-1] = 0  # the layer's number changes nothing
-            self.seen[Case("norm", tuple(x.shape), x.stride(-1), (shift is not None, *options))] += 1
-        elif func is torch.ops.effuse.depthwise.default:
-            self.seen[Case("depthwise", tuple(args[0].shape), args[0].stride(-1), (round(len(args[1]) ** 0.5),))] += 1
+            self.seen[Case(tuple(x.shape), x.stride(-1), (shift is not None, *options))] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -74,7 +69,7 @@ def cases(name: str) -> collections.Counter[Case]:
     arch = networks.ARCHS[name]
     side, channels, _ = arch.shape
     with torch.device("meta"):
-        net = for_tensor_cores(arch.build(), ("norm", "depthwise")).train()
+        net = for_tensor_cores(arch.build(), ("norm",)).train()
         x = torch.zeros(BATCH, channels, side, side, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
         with _Calls() as calls:
             torch.nn.Module.to(net, torch.bfloat16)(x, torch.zeros(BATCH, dtype=torch.int64))
@@ -85,8 +80,6 @@ def inputs(case: Case, device: torch.device) -> dict[str, Any]:
     B, C, *places = case.shape
     made = torch.randn((B, *places, case.row), device=device, dtype=torch.bfloat16).movedim(-1, 1)[:, :C]
     dy = torch.randn((B, *places, C), device=device, dtype=torch.bfloat16).movedim(-1, 1)
-    if case.op == "depthwise":
-        return {"x": made, "dy": dy, "taps": torch.randn(case.options[0] ** 2, C, device=device)}
     shift = torch.randn(B, C, device=device) if case.options[0] else None
     seed = torch.zeros((), dtype=torch.int64, device=device) if case.options[5] else None
     weight, bias = torch.ones(C, device=device), torch.zeros(C, device=device)
@@ -95,9 +88,6 @@ def inputs(case: Case, device: torch.device) -> dict[str, Any]:
 
 def ours(case: Case, given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
     x, dy = given["x"], given["dy"]
-    if case.op == "depthwise":
-        taps, side = given["taps"], case.options[0]
-        return lambda: depthwise(x, taps), lambda: (depthwise(dy, taps, True), depthwise_taps(x, dy, side))
     rest = [given[k] for k in ("shift", "weight", "bias", "seed")]
     stats = norm(x, *rest, *case.options[1:])[1]
     return lambda: norm(x, *rest, *case.options[1:]), lambda: norm_backward(x, dy, *rest, stats, *case.options[3:])
@@ -105,10 +95,6 @@ def ours(case: Case, given: dict[str, Any]) -> tuple[Callable[[], Any], Callable
 
 def theirs(case: Case, given: dict[str, Any]) -> tuple[Callable[..., Tensor], list[Tensor]]:
     """Torch's own expression, as autocast would run it, and what it is a function of."""
-    if case.op == "depthwise":
-        C, side = case.shape[1], case.options[0]
-        filters = given["taps"].t().reshape(C, 1, side, side).to(torch.bfloat16)
-        return lambda x, w: F.conv2d(x, w, padding=side // 2, groups=C), [given["x"], filters]
     _, groups, eps, before, after, rate, _ = case.options
 
     def expression(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -184,9 +170,8 @@ def total(name: str, device: torch.device) -> float:
     """Milliseconds of a step's operations with the present tiling."""
     spent = 0.0
     for case, times in cases(name).items():
-        if case.op == "norm":
-            pairs = [ours(case, given) for given in copies(case, device)]
-            spent += sum(microseconds([pair[way] for pair in pairs]) for way in (0, 1)) * times / 1e3
+        pairs = [ours(case, given) for given in copies(case, device)]
+        spent += sum(microseconds([pair[way] for pair in pairs]) for way in (0, 1)) * times / 1e3
     return spent
 
 

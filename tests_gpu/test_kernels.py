@@ -12,7 +12,7 @@ from torch import nn
 from effuse.core.captured import KERNELS, Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.dropout import dropped, kept, places
-from effuse.core.fused import depthwise, norm
+from effuse.core.fused import norm
 from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Work
 from effuse.core.rng import Stream
@@ -44,7 +44,6 @@ NORMS = [(c, s, 32, shift, False, True, rate) for c, s in PLANES for shift, rate
 IMAGES = [(18, 28), (28, 28), (56, 28), (28, 14), (56, 14), (112, 14), (56, 7), (112, 7), (224, 7)]
 NORMS += [(c, s, 1, shift, gelu, False, 0.0) for c, s in IMAGES for shift, gelu in ((False, False), (True, True))]
 NORMS += [(256, 16, 32, False, False, False, 0.0), (36, 9, 6, True, True, True, 0.5), (40, 5, 4, True, False, True, 0.3)]
-FILTERS = [(18, 28), (28, 28), (28, 14), (56, 14), (112, 14), (56, 7), (112, 7), (224, 7)]
 
 
 def normal(*shape, seed=0, dtype=torch.float32, row=None):
@@ -124,25 +123,6 @@ def test_a_kernels_mask_is_the_written_one(side):
     assert torch.equal(masks[0], masks[2]) and not torch.equal(masks[0], masks[1])
     n = x.numel()
     assert abs(masks[0].double().mean().item() - 0.9) < 5 * (0.09 / n) ** 0.5
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", FILTERS, ids=str)
-def test_a_depthwise_convolution_and_its_gradients(shape, dtype):
-    C, side = shape
-    if not GPU and side > 14:
-        side = 9
-    x = normal(BATCH, C, side, side, dtype=dtype).detach().requires_grad_()
-    weight = torch.randn(C, 1, 7, 7, device=DEVICE, requires_grad=True)
-    dy = normal(BATCH, C, side, side, seed=1, dtype=dtype)
-    y, wanted = depthwise(x, weight.flatten(1).t().contiguous()), F.conv2d(x.double(), weight.double(), padding=3, groups=C)
-    found = [y, *torch.autograd.grad(y, (x, weight), dy)]
-    right = [wanted, *torch.autograd.grad(wanted, (x, weight), dy.double())]
-    rounding = (4e-3 if GPU else 8e-3) if dtype == torch.bfloat16 else 1e-5
-    for a, b, most in zip(found, right, (rounding, rounding, 1e-4), strict=True):
-        assert off(a, b) < most
-    again = depthwise(x, weight.flatten(1).t().contiguous())
-    assert torch.equal(again, y) and torch.equal(torch.autograd.grad(again, weight, dy)[0], found[2])
 
 
 NETS = {

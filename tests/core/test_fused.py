@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from effuse.core.dropout import dropped
-from effuse.core.fused import depthwise, empty_rows, norm, rows
+from effuse.core.fused import empty_rows, norm, rows
 
 LAST = torch.channels_last
 # channels, side, groups; shift, gelu before, SiLU after, rate
@@ -75,21 +75,7 @@ def test_rows_are_copied_only_where_they_must_be():
         assert row == 32 and torch.equal(made, awkward) and made.stride() == empty_rows(awkward).stride()
 
 
-@pytest.mark.parametrize("side", [3, 7])
-def test_a_depthwise_convolution_and_its_gradients(side):
-    torch.manual_seed(0)
-    x = torch.randn(2, 6, 9, 9).contiguous(memory_format=LAST).requires_grad_()
-    weight = torch.randn(6, 1, side, side, requires_grad=True)
-    y, wanted = depthwise(x, weight.flatten(1).t().contiguous()), F.conv2d(x, weight, padding=side // 2, groups=6)
-    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
-    seed = torch.randn_like(y)
-    found, right = torch.autograd.grad(y, (x, weight), seed), torch.autograd.grad(wanted, (x, weight), seed)
-    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
-
-
 def test_torch_finds_the_operators_in_order():
     """Schemas, shapes on paper, and gradients through a compiler's tracing, by torch's own check."""
     checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
     torch.library.opcheck(norm, arguments(8, 4, 2, PARTS[0]), test_utils=checks)
-    x, taps = torch.randn(1, 4, 5, 5).contiguous(memory_format=LAST).requires_grad_(), torch.randn(9, 4, requires_grad=True)
-    torch.library.opcheck(depthwise, (x, taps), test_utils=checks)

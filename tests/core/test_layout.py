@@ -6,7 +6,7 @@ from torch import nn
 
 from effuse.core.data import Shape
 from effuse.core.dropout import KeyedDropout, seed_of
-from effuse.core.layout import AlignedConv2d, AlignedConvTranspose2d, DepthwiseConv2d, channels_last, for_tensor_cores
+from effuse.core.layout import AlignedConv2d, AlignedConvTranspose2d, channels_last, for_tensor_cores
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
 
@@ -67,7 +67,7 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     with torch.no_grad():
         for p in plain.parameters():
             p.add_(0.02 * torch.randn_like(p))  # or the last convolution, which starts at zero, would hide the rest
-    fused = for_tensor_cores(copy.deepcopy(plain), ("norm", "depthwise"))
+    fused = for_tensor_cores(copy.deepcopy(plain), ("norm",))
     assert list(fused.state_dict()) == list(plain.state_dict())
     assert not any(type(m) in (nn.GroupNorm, nn.Conv2d) or type(m) is nn.Dropout and m.p > 0 for m in fused.modules())
     if "dropout" in name or "times" in name:
@@ -87,15 +87,3 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
 def _passes(net: nn.Module, x: torch.Tensor, t: torch.Tensor) -> list[torch.Tensor]:
     y = net(x, t)
     return [y, *torch.autograd.grad(y.square().sum(), list(net.parameters()))]
-
-
-def test_only_square_filters_of_single_channels_are_depthwise() -> None:
-    def kind(*args, **options) -> type:
-        return type(for_tensor_cores(nn.Sequential(nn.Conv2d(*args, **options)), ("depthwise",))[0])
-
-    assert kind(6, 6, 7, padding=3, groups=6) is DepthwiseConv2d
-    for args, options in [
-        ((6, 6, 3), {"padding": 1}), ((6, 12, 3), {"padding": 1, "groups": 6}), ((6, 6, 3), {"groups": 6}),
-        ((6, 6, 3, 2, 1), {"groups": 6}), ((6, 6, (3, 5), 1, (1, 2)), {"groups": 6}), ((6, 6, 1), {"groups": 6}),
-    ]:  # fmt: skip
-        assert kind(*args, **options) is AlignedConv2d

@@ -1,13 +1,12 @@
-"""Operations that a compiler leaves in pieces: as one kernel each on a GPU (`kernels/`), in plain torch elsewhere.
+"""Normalisations with what stands around them: as one kernel each way on a GPU (`kernels/`), in plain torch elsewhere.
 
-They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. All want channels
+They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. They want channels
 last, and make it so where it is not.
 """
 
 import functools
 import importlib
 import importlib.util
-import math
 import os
 from typing import Any
 
@@ -24,9 +23,9 @@ def available(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def _kernels(x: Tensor, name: str) -> Any:
-    """A module of Triton kernels for a tensor, or None where plain torch is to do it."""
-    return importlib.import_module(f"effuse.core.kernels.{name}") if x.is_cuda or _interpreted() else None
+def _kernels(x: Tensor) -> Any:
+    """The Triton kernels for a tensor, or None where plain torch is to do it."""
+    return importlib.import_module("effuse.core.kernels.norm") if x.is_cuda or _interpreted() else None
 
 
 @functools.cache
@@ -60,7 +59,7 @@ def norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`."""
     y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
-    kernels = _kernels(x, "norm")
+    kernels = _kernels(x)
     if kernels is not None:
         x, row = rows(x)
         with torch.cuda.device_of(x):
@@ -84,7 +83,7 @@ def norm_backward(
     """The gradient of x, and for each image those of weight, bias and shift."""
     dx, sums = empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
     groups = stats.shape[2]
-    kernels = _kernels(x, "norm")
+    kernels = _kernels(x)
     if kernels is not None:
         (x, row), (dy, drow) = rows(x), rows(dy)
         with torch.cuda.device_of(x):
@@ -151,57 +150,6 @@ def _back(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
 
 
 norm.register_autograd(_back, setup_context=_keep)
-
-
-@torch.library.custom_op("effuse::depthwise", mutates_args=())
-def depthwise(x: Tensor, taps: Tensor, flipped: bool = False) -> Tensor:
-    """A convolution of each channel with its own square filter of odd side, zeros around; taps: places x channels."""
-    kernels, y = _kernels(x, "depthwise"), empty_rows(x)
-    if kernels is None:
-        filters = (taps.flip(0) if flipped else taps).t().reshape(-1, 1, _side(taps), _side(taps))
-        return y.copy_(F.conv2d(x.float(), filters, padding=_side(taps) // 2, groups=x.shape[1]))
-    x, row = rows(x)
-    with torch.cuda.device_of(x):
-        kernels.forward(x, taps, y, row, flipped)
-    return y
-
-
-@torch.library.custom_op("effuse::depthwise_taps", mutates_args=())
-def depthwise_taps(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    """The gradient of the taps."""
-    kernels, C = _kernels(x, "depthwise"), x.shape[1]
-    if kernels is None:
-        grad = torch.nn.grad.conv2d_weight(x.float(), (C, 1, side, side), dy.float(), padding=side // 2, groups=C)
-        return grad.flatten(1).t().contiguous()
-    (x, row), (dy, drow) = rows(x), rows(dy)
-    with torch.cuda.device_of(x):
-        return kernels.taps_gradient(x, dy, side, row, drow)
-
-
-def _side(taps: Tensor) -> int:
-    return math.isqrt(taps.shape[0])
-
-
-@depthwise.register_fake
-def _(x: Tensor, taps: Tensor, flipped: bool = False) -> Tensor:
-    return empty_rows(x)
-
-
-@depthwise_taps.register_fake
-def _(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    return x.new_empty((side * side, x.shape[1]), dtype=torch.float32)
-
-
-def _keep_depthwise(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _back_depthwise(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-    x, taps = ctx.saved_tensors
-    return depthwise(dy, taps, True), depthwise_taps(x, dy, _side(taps)), None
-
-
-depthwise.register_autograd(_back_depthwise, setup_context=_keep_depthwise)
 
 
 def normed(

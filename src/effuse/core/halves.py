@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from effuse.core.layout import DepthwiseConv2d
-
 CAST = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # whose weights autocast rounds
 
 
@@ -51,10 +49,10 @@ def _run(net: nn.Module) -> Callable[..., Any]:
 
 
 def rounded_weights(net: nn.Module) -> dict[str, Tensor]:
-    """The parameters that autocast rounds: weights of convolutions, all of linear layers; our own kernels take fp32."""
+    """The parameters that autocast rounds: weights of convolutions, all of linear layers."""
     found: dict[str, Tensor] = {}
     for name, module in net.named_modules():
-        if isinstance(module, CAST) and not isinstance(module, DepthwiseConv2d):
+        if isinstance(module, CAST):
             found[f"{name}.weight"] = module.weight
             if isinstance(module, nn.Linear) and module.bias is not None:
                 found[f"{name}.bias"] = module.bias

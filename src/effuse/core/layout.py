@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effuse.core.dropout import key_dropout
-from effuse.core.fused import FusedGroupNorm, depthwise, normed
+from effuse.core.fused import FusedGroupNorm, normed
 
 ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
 # what a kind of module does to be faster, where our kernels run; a network's own file says so
@@ -46,15 +46,6 @@ class AlignedConv2d(nn.Conv2d):
         return channels_last(y)[:, : self.out_channels]
 
 
-class DepthwiseConv2d(AlignedConv2d):
-    """A convolution of each channel with itself, in kernels of our own."""
-
-    def unbiased(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled("cuda"):  # which knows nothing of our operators
-            x = x.to(torch.get_autocast_dtype("cuda"))
-        return depthwise(x, self.weight.flatten(1).t().contiguous())
-
-
 class AlignedConvTranspose2d(nn.ConvTranspose2d):
     """The same for transposed convolutions."""
 
@@ -88,12 +79,12 @@ def _biased(conv: Any, y: Tensor) -> Tensor:
 def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module:
     """The network with its modules replaced, in place; names, parameters and mathematics stay.
 
-    Dropout is keyed by a seed (see `dropout.py`). Of our `kernels`, "norm" and "depthwise" concern modules.
+    Dropout is keyed by a seed (see `dropout.py`). Of our `kernels`, "norm" concerns modules.
     """
     key_dropout(net)
     for module in net.modules():
         if type(module) is nn.Conv2d and module.padding_mode == "zeros":
-            module.__class__ = DepthwiseConv2d if "depthwise" in kernels and _is_depthwise(module) else AlignedConv2d
+            module.__class__ = AlignedConv2d
         elif type(module) is nn.ConvTranspose2d:
             module.__class__ = AlignedConvTranspose2d
     if "norm" in kernels:
@@ -106,9 +97,3 @@ def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module
             if type(module) is nn.GroupNorm and module.affine:
                 module.__class__ = FusedGroupNorm
     return net.to(memory_format=torch.channels_last)
-
-
-def _is_depthwise(conv: nn.Conv2d) -> bool:
-    square = conv.kernel_size[0] == conv.kernel_size[1] == 2 * conv.padding[0] + 1 == 2 * conv.padding[1] + 1  # type: ignore[operator]
-    one = conv.groups == conv.in_channels == conv.out_channels and conv.stride == conv.dilation == (1, 1)
-    return square and one and conv.kernel_size[0] > 1

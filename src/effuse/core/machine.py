@@ -116,6 +116,8 @@ class Eager(Machine):
         self._free: dict[Arch, list[nn.Module]] = defaultdict(list)
         self._lent: dict[object, list[nn.Module]] = defaultdict(list)
         self._lending = threading.Lock()  # the server may load while a client does
+        if device.type == "cuda":
+            torch.backends.cudnn.deterministic = True  # or some gradients are sums in whatever order threads come
 
     def load(self, model: Model, owner: object = None) -> nn.Module:
         with self._lending:
