@@ -8,14 +8,15 @@ import weakref
 
 import pytest
 import torch
-from toy import ToyImages, ToyUnet
 from torch._dynamo.utils import counters
+from toy import ToyImages, ToyUnet
 
 from effuse.core import captured
-from effuse.core.captured import RECORDING, WARM_UP, Captured
+from effuse.core.captured import Captured
 from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
 from effuse.core.params import Params
+from effuse.core.recording import RECORDING, WARM_UP
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
 from effuse.core.task import Net

@@ -2,11 +2,19 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from diffusers.models.upsampling import Upsample2D
 from torch import nn
 
 from effuse.core.data import Shape
 from effuse.core.dropout import KeyedDropout, seed_of
-from effuse.core.layout import AlignedConv2d, AlignedConvTranspose2d, channels_last, for_tensor_cores
+from effuse.core.layout import (
+    AlignedConv2d,
+    AlignedConvTranspose2d,
+    channels_last,
+    doubled,
+    for_tensor_cores,
+)
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
 
@@ -46,6 +54,15 @@ def test_a_gradient_comes_back_channels_last() -> None:
     assert y.is_contiguous(memory_format=torch.channels_last) and seen == [True]
 
 
+def test_doubling_is_torchs_nearest_neighbour() -> None:
+    """Whole numbers below 2^8, whose sums of four are exact: gradients, too, and channels stay last."""
+    x = torch.randint(0, 255, (2, 3, 4, 5)).float().contiguous(memory_format=torch.channels_last).requires_grad_()
+    y, wanted = doubled(x), F.interpolate(x, scale_factor=2.0, mode="nearest")
+    seed = torch.randint(0, 255, wanted.shape).float()
+    assert torch.equal(y, wanted) and y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(*(torch.autograd.grad(out, x, seed)[0] for out in (y, wanted)))
+
+
 def test_other_kinds_of_padding_are_left_alone() -> None:
     net = for_tensor_cores(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), nn.Conv2d(3, 3, 3)))
     assert [type(m) for m in net] == [nn.Conv2d, AlignedConv2d]
@@ -69,7 +86,9 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
             p.add_(0.02 * torch.randn_like(p))  # or the last convolution, which starts at zero, would hide the rest
     fused = for_tensor_cores(copy.deepcopy(plain), ("norm",))
     assert list(fused.state_dict()) == list(plain.state_dict())
-    assert not any(type(m) in (nn.GroupNorm, nn.Conv2d) or type(m) is nn.Dropout and m.p > 0 for m in fused.modules())
+    assert not any(
+        type(m) in (nn.GroupNorm, nn.Conv2d, Upsample2D) or type(m) is nn.Dropout and m.p > 0 for m in fused.modules()
+    )
     if "dropout" in name or "times" in name:
         plain = for_tensor_cores(plain)
         seed_of(plain).fill_(11), seed_of(fused).fill_(11)

@@ -8,11 +8,12 @@ import torch
 from toy import ADAM, ALGORITHMS, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.core.captured import WARM_UP, Captured
+from effuse.core.captured import Captured
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.errors import TrainingError
 from effuse.core.machine import Eager
 from effuse.core.recipe import Evaluate
+from effuse.core.recording import WARM_UP
 from effuse.core.solvers import Adam
 from effuse.core.spec import spec
 from effuse.data.dirichlet import QuantitySkew

@@ -8,7 +8,6 @@ recording per (network, solver, loss, direction, batch shape) serves every clien
 import dataclasses
 import gc
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -19,20 +18,26 @@ from effuse.core.dropout import seed_of
 from effuse.core.fused import available
 from effuse.core.halves import Halved
 from effuse.core.layout import for_tensor_cores
-from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
+from effuse.core.machine import (
+    Eager,
+    Work,
+    descend,
+    kept_state,
+    mean_loss,
+    own_loss,
+    parted,
+    shared_out,
+)
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.params import Params, named_values
-from effuse.core.rng import DEFAULT_GENERATOR, Stream, keyed
+from effuse.core.recording import RECORDING, orderly, record
+from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
 from effuse.core.task import Batch, Net, Task
 
-# one recording at a time in a process, all of them in one thread: cuDNN's choice of algorithms is remembered by thread, and
-# two machines that chose differently would give different bits
-RECORDING = ThreadPoolExecutor(1, "recording")
 KERNELS = ("norm", "cast")  # what we do ourselves, where our kernels run
-WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
 VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
 
 
@@ -104,21 +109,7 @@ class Captured(Eager):
         return Halved(net, self.faster) if "cast" in self.kernels else self.faster(net)
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        """Warm up, which lets cuDNN try its algorithms on the shapes at hand, unless a run must repeat to the bit; then record."""
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        trying, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, not self.reproducible
-        try:
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    step()
-            torch.cuda.synchronize()
-            # other slots may be at work in their threads: only this thread's calls are checked, and nobody seeds meanwhile
-            with DEFAULT_GENERATOR, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                step()
-        finally:
-            torch.backends.cudnn.benchmark = trying
-        return graph
+        return orderly(lambda: record(step, stream, trying=not self.reproducible))
 
 
 class TrainingStep:

@@ -33,19 +33,12 @@ class Halved:
     """A network that is called with rounded copies of its weights, as autocast would round each of them by itself."""
 
     def __init__(self, net: nn.Module, faster: Callable[[Any], Any]) -> None:
-        self.wholes = rounded_weights(net)
-        self.run = faster(_run(net))
+        self.net, self.wholes = net, rounded_weights(net)
+        self.run = faster(torch.func.functional_call)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         halves = dict(zip(self.wholes, _Rounded.apply(*self.wholes.values())))
-        return self.run(halves, inputs, options)
-
-
-def _run(net: nn.Module) -> Callable[..., Any]:
-    def run(weights: dict[str, Tensor], inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return torch.func.functional_call(net, weights, inputs, options)
-
-    return run
+        return self.run(self.net, halves, inputs, options)
 
 
 def rounded_weights(net: nn.Module) -> dict[str, Tensor]:

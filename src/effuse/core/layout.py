@@ -11,7 +11,9 @@ from effuse.core.dropout import key_dropout
 from effuse.core.fused import FusedGroupNorm, normed
 
 ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
-# what a kind of module does to be faster, where our kernels run; a network's own file says so
+# a network's own file says what becomes of its kinds of modules: which class stands in for them, and what makes them faster where
+# our kernels run
+STANDS_IN: dict[type, type] = {}
 FUSES: dict[type, Callable[[Any], None]] = {}
 
 
@@ -29,6 +31,12 @@ class _ChannelsLast(torch.autograd.Function):
 
 def channels_last(x: Tensor) -> Tensor:
     return _ChannelsLast.apply(x)
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Every position four times, side by side; its gradient is a sum of four, which a compiler's own would add in any order."""
+    B, C, H, W = x.shape
+    return x.movedim(1, -1)[:, :, None, :, None].expand(B, H, 2, W, 2, C).reshape(B, 2 * H, 2 * W, C).movedim(-1, 1)
 
 
 class AlignedConv2d(nn.Conv2d):
@@ -87,6 +95,8 @@ def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module
             module.__class__ = AlignedConv2d
         elif type(module) is nn.ConvTranspose2d:
             module.__class__ = AlignedConvTranspose2d
+        elif type(module) in STANDS_IN:
+            module.__class__ = STANDS_IN[type(module)]
     if "norm" in kernels:
         for module in net.modules():
             if type(module) in FUSES:

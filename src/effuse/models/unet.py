@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.fused import FusedGroupNormSiLU, normed
-from effuse.core.layout import FUSES
+from effuse.core.layout import FUSES, STANDS_IN, doubled
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
 from effuse.core.task import Give
@@ -194,6 +194,7 @@ def network_class() -> type[nn.Module]:
     """
     from diffusers import UNet2DModel
     from diffusers.models.resnet import ResnetBlock2D
+    from diffusers.models.upsampling import Upsample2D
 
     class Network(UNet2DModel):
         def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
@@ -226,6 +227,12 @@ def network_class() -> type[nn.Module]:
             h = self.conv2(normed(h, self.norm2, shift, after=True, drop=self.dropout))
             return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
 
+    class Doubling(Upsample2D):
+        """The same, its positions copied as they lie."""
+
+        def forward(self, x: Tensor, output_size: int | None = None) -> Tensor:
+            return self.conv(doubled(x)) if output_size is None else super().forward(x, output_size)
+
     def fuse_block(block: Any) -> None:
         resampled = block.upsample is not None or block.downsample is not None
         if block.time_embedding_norm == "default" and block.output_scale_factor == 1 and not resampled:
@@ -234,5 +241,5 @@ def network_class() -> type[nn.Module]:
     def fuse_end(net: Any) -> None:
         net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
 
-    FUSES[ResnetBlock2D], FUSES[Network] = fuse_block, fuse_end
+    STANDS_IN[Upsample2D], FUSES[ResnetBlock2D], FUSES[Network] = Doubling, fuse_block, fuse_end
     return Network
