@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from effuse.core.halves import Halved, rounded_weights
+from effuse.core.halves import Halved, halve, rounded_weights
 from effuse.core.layout import for_tensor_cores
 
 
@@ -56,3 +56,18 @@ def test_frozen_layers_stay_out_of_it() -> None:
 def test_only_what_autocast_rounds_is_rounded() -> None:
     """Neither a normalisation's weights nor biases that are added in fp32."""
     assert list(rounded_weights(network())) == ["0.weight", "1.weight", "3.weight", "6.weight", "6.bias", "7.weight"]
+
+
+def test_a_network_that_only_draws_keeps_rounded_weights() -> None:
+    """Under autocast the same bits, also after it was filled with other weights in fp32."""
+    torch.manual_seed(0)
+    net, other = network().eval(), network().eval()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(torch.randn_like(p))
+    halve(other)
+    torch._foreach_copy_([p.data for p in other.parameters()], [p.data for p in net.parameters()])
+    x = torch.randn(4, 3, 8, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(net(x), other(x))
+    assert {p.dtype for p in other.parameters()} == {torch.bfloat16, torch.float32}

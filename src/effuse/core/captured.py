@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from effuse.core.data import Dataset, Shard
 from effuse.core.dropout import seed_of
 from effuse.core.fused import available
-from effuse.core.halves import Halved
+from effuse.core.halves import Halved, halve
 from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import (
     Eager,
@@ -237,6 +237,8 @@ class Evaluation:
     def __init__(self, machine: Captured, arch: Arch, x: Tensor, labels: bool) -> None:
         device = machine.device
         self.net = machine.network(arch).eval()
+        if "cast" in machine.kernels:
+            halve(self.net)
         self.x = torch.zeros_like(x)
         self.t = torch.zeros(len(x), dtype=torch.int64, device=device)
         self.labels = torch.zeros(len(x), dtype=torch.int64, device=device) if labels else None
