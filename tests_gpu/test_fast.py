@@ -101,10 +101,21 @@ def test_the_same_key_repeats_the_same_noise():
 @pytest.mark.parametrize("name", NETS)
 def test_a_fit_repeats_to_the_bit(name, kind, batch):
     """On two machines of a process; cuDNN's own choice for small batches adds some gradients up in any order."""
+    _repeats(NETS[name], kind, batch)
+
+
+@pytest.mark.parametrize("kind", ["graph", "compile"])
+def test_attention_over_many_positions_repeats_to_the_bit(kind):
+    """256 positions and one head of 256 channels, as in the DDPM paper: cuDNN's own gradient is a sum of four tiles in any order."""
+    _repeats(Unet(widths=(256, 256), layers=1, attention=(16,)).resolved(Shape(16, 1, 10)), kind, 128)
+
+
+def _repeats(arch, kind, batch):
     solver = Adam(lr=2e-4, batch=batch, steps=5)
     machines = [Eager(CUDA, TASK) if kind == "eager" else Captured(CUDA, TASK, kind == "compile") for _ in range(2)]
-    one, two = (fits(machine, NETS[name], solver) for machine in machines)
-    assert one[0] == two[0] and torch.equal(one[1], two[1])
+    first, second, third = (fits(machine, arch, solver) for machine in (machines[0], *machines))
+    assert first[0] == second[0] == third[0]
+    assert torch.equal(first[1], second[1]) and torch.equal(first[1], third[1])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

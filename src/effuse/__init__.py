@@ -8,7 +8,7 @@ from typing import Any
 # changes no result
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# the same amount of scratch memory as by default, but said aloud: only then does torch take cuBLAS to be repeatable
+# 32 MB of scratch memory: torch takes cuBLAS to repeat to the bit only where the amount is said (and before a GPU is used)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 __version__ = "0.1.0"

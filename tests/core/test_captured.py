@@ -16,7 +16,7 @@ from effuse.core.captured import Captured
 from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
 from effuse.core.params import Params
-from effuse.core.recording import RECORDING, WARM_UP
+from effuse.core.recording import WARM_UP
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
 from effuse.core.task import Net
@@ -160,9 +160,9 @@ def test_a_recording_lets_go_of_the_data_it_was_made_on():
 def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
     """Five widths, each to train and to sample: ten variants of one forward pass, where torch by itself stops at eight."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    RECORDING.submit(torch._dynamo.reset).result()
-    before = counters["frames"]["ok"]
     machine = Captured(CPU, TASK)
+    machine.recorder.submit(torch._dynamo.reset).result()
+    before = counters["frames"]["ok"]
     for width in range(4, 9):
         arch = ToyUnet(width=width).resolved(Shape(4, 1, 2))
         net = machine.load(arch.initial(Stream((0,))))

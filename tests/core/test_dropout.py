@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from effuse.core.captured import draws_inside
-from effuse.core.dropout import KeyedDropout, dropped, kept, key_dropout, seed_of
+from effuse.core.dropout import WORD, KeyedDropout, _mixed, dropped, kept, key_dropout, salt, seed_of
 
 N = 1 << 20
 PLACES = torch.arange(N)
@@ -26,6 +26,7 @@ def by_hand(seed: int, layer: int, rate: float, place: int) -> bool:
 
     second = mixed((seed >> 32) % word ^ (layer + 1) * 0x9E3779B1 % word)
     first = mixed((seed + second) % word)
+    second = mixed(first ^ second)
     h = (place * 0x9E3779B1 + first) % word
     h = (h ^ h >> 15) * 0x7FEB352D % word ^ second
     h = (h ^ h >> 16) * 0x846CA68B % word
@@ -61,6 +62,20 @@ def test_masks_know_nothing_of_each_other() -> None:
     for name, other in others.items():
         agreement = (base == other).double().mean().item()
         assert abs(agreement - 0.5) < 5 / (2 * N**0.5), name
+
+
+def test_no_mask_is_another_one_moved() -> None:
+    """Places enter the hash as place x 0x9E3779B1 + first; the lag at which those of two seeds meet must show nothing."""
+    word, places = 2**32, torch.arange(N)
+    for seed in (5, 6, 1000):
+        first = []
+        for s in (seed, seed + 1):
+            second = _mixed((torch.tensor(s) >> 32 ^ salt(0)) & WORD)
+            first.append(int(_mixed(torch.tensor(s) + second & WORD)))
+        lag = (first[1] - first[0]) * pow(0x9E3779B1, -1, word) % word
+        moved = kept(torch.tensor(seed), 0, 0.5, places + lag)
+        agreement = (mask(seed + 1, 0) == moved).double().mean().item()
+        assert abs(agreement - 0.5) < 5 / (2 * N**0.5)
 
 
 def test_runs_of_four_places_are_spread_evenly() -> None:

@@ -37,6 +37,14 @@ def test_the_bits_are_autocasts() -> None:
             assert a.dtype == torch.float32 and torch.equal(a, b)
 
 
+def test_compiled_it_is_the_same() -> None:
+    """Traced ahead, forwards and backwards, and run by torch's own kernels: the bits of the network as it is."""
+    net = network()
+    compiled = Halved(net, lambda run: torch.compile(run, backend="aot_eager", dynamic=False))
+    for a, b in zip(gradients(compiled, net, False), gradients(Halved(net, lambda run: run), net, False), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_what_a_loss_leaves_out_has_no_gradient() -> None:
     net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     net.forward = net[0].forward

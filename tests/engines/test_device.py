@@ -10,9 +10,12 @@ from effuse.engines.device import keep, machines_for, slots
 from effuse.models.unet import CifarUnet
 
 
-def test_the_next_run_of_a_process_finds_the_last_ones_machines(monkeypatch):
+def test_the_next_run_of_a_process_finds_the_last_ones_machines(monkeypatch, tmp_path):
     """The same task: the same machines, emptied of what only the last network needed; another task: new ones."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    for folder in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(folder, str(tmp_path))  # where compiled code is kept, is left as it was
     train = toy_recipe().data.load("train")
     first = toy_recipe(speed="graph", model=ToyUnet(dropout=0.0)).resolved(train)
     wider = toy_recipe(speed="graph", model=ToyUnet(dropout=0.0, width=8)).resolved(train)

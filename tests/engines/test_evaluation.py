@@ -12,6 +12,7 @@ from effuse.algorithms.feddiffuse import UDec
 from effuse.core.machine import Eager
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.recipe import Evaluate
+from effuse.core.recording import SETTINGS
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.check import check
@@ -32,6 +33,7 @@ class ToyBrightness(Metric):
         return (self.called,)
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
+        assert SETTINGS.locked(), "a recording in another thread would refuse some of what metrics do"
         return {self.called: Measurement(float(subject.samples(self.n).pixels.double().mean()), {"generated": self.n})}
 
 

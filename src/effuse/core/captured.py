@@ -18,20 +18,11 @@ from effuse.core.dropout import seed_of
 from effuse.core.fused import available
 from effuse.core.halves import Halved, halve
 from effuse.core.layout import for_tensor_cores
-from effuse.core.machine import (
-    Eager,
-    Work,
-    descend,
-    kept_state,
-    mean_loss,
-    own_loss,
-    parted,
-    shared_out,
-)
+from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.params import Params, named_values
-from effuse.core.recording import RECORDING, orderly, record
+from effuse.core.recording import RECORDERS, orderly, record
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
@@ -53,7 +44,7 @@ class Captured(Eager):
         kernels: Collection[str] = KERNELS,
     ) -> None:
         super().__init__(device, task)
-        self.compiled, self.reproducible = compiled, reproducible
+        self.compiled, self.reproducible, self.recorder = compiled, reproducible, RECORDERS[not reproducible]
         self.kernels = frozenset(kernels) if available(device) else frozenset()
         # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own,
         # and the server may draw from one client's model while the next one trains
@@ -68,7 +59,7 @@ class Captured(Eager):
         frozen = tuple(k for k, p in named_values(net)[0].items() if not p.requires_grad)
         key = step_key(net.arch, work, frozen)  # type: ignore[arg-type]
         if key not in self._steps:
-            self._steps[key] = RECORDING.submit(TrainingStep, self, net.arch, work, frozen).result()  # type: ignore[arg-type]
+            self._steps[key] = self.recorder.submit(TrainingStep, self, net.arch, work, frozen).result()  # type: ignore[arg-type]
             self.captures += 1
         step = self._steps[key]
         if not step.draws:
@@ -109,7 +100,7 @@ class Captured(Eager):
         return Halved(net, self.faster) if "cast" in self.kernels else self.faster(net)
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        return orderly(lambda: record(step, stream, trying=not self.reproducible))
+        return orderly(lambda: record(step, stream, trying=not self.reproducible), always=self.reproducible)
 
 
 class TrainingStep:
@@ -156,6 +147,7 @@ class TrainingStep:
             batch = Batch(x.contiguous(memory_format=torch.channels_last), self.labels, self.task, self.drawn, self.weight)
 
             def forward() -> tuple[Tensor, Tensor | None]:
+                call.others = 0
                 if self.seed is not None:
                     self.seed.add_(1)  # another mask for every step, and for both passes of one that looks uphill
                 with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
@@ -284,7 +276,7 @@ class _Recorded:
         key = (self.arch, tuple(x.shape), labels)
         found = self.machine._evaluations.get(key)
         if found is None:
-            found = RECORDING.submit(Evaluation, self.machine, self.arch, x, labels).result()
+            found = self.machine.recorder.submit(Evaluation, self.machine, self.arch, x, labels).result()
             self.machine._evaluations[key] = found
             self.machine.captures += 1
         own, theirs = found.net.state_dict(keep_vars=True), self.net.state_dict(keep_vars=True)

@@ -38,6 +38,7 @@ def kept(seed: Tensor, layer: int, rate: float, index: Tensor) -> Tensor:
     """Which elements stay; the kernels of `kernels/norm.py` compute the same, bit by bit."""
     second = _mixed((seed >> 32 ^ salt(layer)) & WORD)
     first = _mixed(seed + second & WORD)
+    second = _mixed(first ^ second)  # or one step's mask would be another's, moved
     h = index * signed(SPREAD) + first & WORD
     h = (h ^ h >> 15) * FIRST & WORD ^ second
     h = (h ^ h >> 16) * SECOND & WORD
@@ -47,11 +48,7 @@ def kept(seed: Tensor, layer: int, rate: float, index: Tensor) -> Tensor:
 def places(x: Tensor) -> Tensor:
     """The number of each element with channels, the second dimension, last: the same whatever the memory layout."""
     order = [x.shape[0], *x.shape[2:], x.shape[1]]
-    return torch.arange(x.numel(), device=x.device).view(order).movedim(-1, 1) if x.ndim > 2 else _plain(x)
-
-
-def _plain(x: Tensor) -> Tensor:
-    return torch.arange(x.numel(), device=x.device).view(x.shape)
+    return torch.arange(x.numel(), device=x.device).view(order).movedim(-1, 1)
 
 
 def dropped(x: Tensor, seed: Tensor, layer: int, rate: float) -> Tensor:

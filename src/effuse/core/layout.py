@@ -11,10 +11,8 @@ from effuse.core.dropout import key_dropout
 from effuse.core.fused import FusedGroupNorm, normed
 
 ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
-# a network's own file says what becomes of its kinds of modules: which class stands in for them, and what makes them faster where
-# our kernels run
-STANDS_IN: dict[type, type] = {}
-FUSES: dict[type, Callable[[Any], None]] = {}
+# what a kind of module does to be faster, given our kernels that run; a network's own file says so
+ADAPTS: dict[type, Callable[[Any, Collection[str]], None]] = {}
 
 
 class _ChannelsLast(torch.autograd.Function):
@@ -95,13 +93,12 @@ def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module
             module.__class__ = AlignedConv2d
         elif type(module) is nn.ConvTranspose2d:
             module.__class__ = AlignedConvTranspose2d
-        elif type(module) in STANDS_IN:
-            module.__class__ = STANDS_IN[type(module)]
+    for module in net.modules():
+        if type(module) in ADAPTS:
+            ADAPTS[type(module)](module, kernels)
     if "norm" in kernels:
         for module in net.modules():
-            if type(module) in FUSES:
-                FUSES[type(module)](module)
-            elif type(module) is nn.Sequential and [type(m) for m in module] == [AlignedConv2d, nn.GroupNorm]:
+            if type(module) is nn.Sequential and [type(m) for m in module] == [AlignedConv2d, nn.GroupNorm]:
                 module.__class__ = ConvNorm
         for module in net.modules():
             if type(module) is nn.GroupNorm and module.affine:

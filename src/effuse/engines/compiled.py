@@ -19,4 +19,5 @@ def keep_compiled(device: torch.device) -> None:
     folder = cache_folder() / "compiled" / re.sub(r"[^\w.+-]+", "-", f"torch-{torch.__version__}-{kind}")
     with contextlib.suppress(OSError):  # without a folder to keep it in, torch's own choice is as good
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))  # Triton's is a folder within
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))  # of our own kernels, too

@@ -49,8 +49,7 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
         if len(machines) > 1:
             machines[0].threads = recipe.threads // len(machines)
     else:
-        if speed == "compile":
-            keep_compiled(device)
+        keep_compiled(device)
         machines = _captured(recipe, device, speed == "compile")
     for machine in machines[1:]:
         machine.meter, machine.threads = machines[0].meter, machines[0].threads

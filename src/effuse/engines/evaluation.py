@@ -16,6 +16,7 @@ from effuse.core.machine import Eager, Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
+from effuse.core.recording import SETTINGS
 from effuse.core.rng import Stream, stream
 from effuse.core.spec import text
 from effuse.core.task import Net
@@ -56,8 +57,9 @@ class Evaluator:
             memo=self.memo,
         )  # fmt: skip
         found: dict[str, Measurement] = {}
-        for metric in self.recipe.evaluate.metrics if metrics is None else metrics:
-            found.update(metric.measure(subject))
+        with SETTINGS:  # another client's sampler may just be recorded, under settings that refuse what metrics do
+            for metric in self.recipe.evaluate.metrics if metrics is None else metrics:
+                found.update(metric.measure(subject))
         return found
 
     def _predictor(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:

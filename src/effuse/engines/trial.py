@@ -55,7 +55,8 @@ def settled(
         tell("a recorded step does not repeat itself here, so clients go one at a time")
         return list(machines[:1])
     single = time.perf_counter() - began
-    n = min(len(machines), 1 + int(SPARE * room() // taken))
+    # a machine may come to hold another recording: of a second loss, or of the sampler
+    n = min(len(machines), int((SPARE * room() + taken) // (2 * taken)))
     while n > 1:
         some = machines[:n]
         streams = [machine.stream for machine in some]

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from effuse.core.fused import normed
-from effuse.core.layout import FUSES
+from effuse.core.layout import ADAPTS
 from effuse.core.model import Arch
 from effuse.core.spec import spec
 from effuse.core.task import Give
@@ -166,11 +166,12 @@ class FusedBlock(Block):
         return narrow(normed(h, norm_wide, widen.bias, before=True)) + self.residual(x)
 
 
-def _fuse(block: Block) -> None:
-    block.__class__ = FusedBlock
+def _adapt(block: Block, kernels: Collection[str]) -> None:
+    if "norm" in kernels:
+        block.__class__ = FusedBlock
 
 
-FUSES[Block] = _fuse
+ADAPTS[Block] = _adapt
 
 
 class LinearAttention(nn.Module):

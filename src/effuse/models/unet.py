@@ -2,17 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.fused import FusedGroupNormSiLU, normed
-from effuse.core.layout import FUSES, STANDS_IN, doubled
+from effuse.core.layout import ADAPTS, doubled
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
 from effuse.core.task import Give
@@ -58,7 +59,7 @@ class Unet(Arch):
     middle_attention: bool = True
     heads: int | None = None  # channels per attention head; None: one head
     groups: int = 32  # of every GroupNorm
-    dropout: float = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     conditional: bool = False  # class embeddings, one more than there are classes: the last is the null label
     resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
     # the original's choices, where diffusers' defaults differ
@@ -233,13 +234,14 @@ def network_class() -> type[nn.Module]:
         def forward(self, x: Tensor, output_size: int | None = None) -> Tensor:
             return self.conv(doubled(x)) if output_size is None else super().forward(x, output_size)
 
-    def fuse_block(block: Any) -> None:
-        resampled = block.upsample is not None or block.downsample is not None
-        if block.time_embedding_norm == "default" and block.output_scale_factor == 1 and not resampled:
-            block.__class__ = FusedResnetBlock
+    def adapt(net: Any, kernels: Collection[str]) -> None:
+        for module in net.modules():
+            if type(module) is Upsample2D:
+                module.__class__ = Doubling
+            elif "norm" in kernels and type(module) is ResnetBlock2D and module.time_embedding_norm == "default":
+                module.__class__ = FusedResnetBlock
+        if "norm" in kernels:
+            net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
 
-    def fuse_end(net: Any) -> None:
-        net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
-
-    STANDS_IN[Upsample2D], FUSES[ResnetBlock2D], FUSES[Network] = Doubling, fuse_block, fuse_end
+    ADAPTS[Network] = adapt
     return Network

@@ -31,7 +31,8 @@ def _mixed(h):
 def _keys(seed_ptr, salt):
     seed = tl.load(seed_ptr)
     second = _mixed((seed >> 32).to(tl.uint32) ^ salt.to(tl.uint32))
-    return _mixed(seed.to(tl.uint32) + second), second
+    first = _mixed(seed.to(tl.uint32) + second)
+    return first, _mixed(first ^ second)
 
 
 @triton.jit
