@@ -157,6 +157,17 @@ def test_a_recording_lets_go_of_the_data_it_was_made_on():
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_recordings_that_a_whole_run_did_without_are_let_go():
+    """Runs of methods A, B, B and A with a step each: A's is still there in the second run, and made again in the fourth."""
+    machine, made = Captured(CPU, TASK, compiled=False), []
+    for rho in (None, 0.1, 0.1, None):
+        machine.anew(ARCH)
+        fit(machine, 0, rho, 0.5)
+        made.append((machine.captures, len(machine._steps)))
+    assert made == [(1, 1), (2, 2), (2, 1), (3, 2)]
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
     """Five widths, each to train and to sample: ten variants of one forward pass, where torch by itself stops at eight."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))

@@ -70,10 +70,21 @@ class Captured(Eager):
     def forget(self, arch: Arch) -> None:
         super().forget(arch)
         for kept in (self._steps, self._evaluations):
-            for key in [k for k in kept if k[0] == arch]:
-                del kept[key]
-        gc.collect()  # compiled networks are held in circles
-        torch.cuda.empty_cache()
+            self._drop(kept, [key for key in kept if key[0] == arch])
+
+    def anew(self, arch: Arch) -> None:
+        """What the last run did not play is let go: a table of many methods would fill a GPU with their recordings."""
+        super().anew(arch)
+        self._drop(self._steps, [key for key, step in self._steps.items() if not step.played])
+        for step in self._steps.values():
+            step.played = False
+
+    def _drop(self, kept: dict[Any, Any], keys: list[Any]) -> None:
+        for key in keys:
+            del kept[key]
+        if keys:
+            gc.collect()  # compiled networks are held in circles
+            torch.cuda.empty_cache()
 
     def _known(self) -> set[Arch]:
         return super()._known() | {key[0] for kept in (self._steps, self._evaluations) for key in kept}
@@ -108,6 +119,7 @@ class TrainingStep:
 
     def __init__(self, machine: Captured, arch: Arch, work: Work, frozen: tuple[str, ...]) -> None:
         self.machine, self.task, self.solver, device = machine, machine.task, work.solver, machine.device
+        self.played = False  # since its machine was last made ready for a run
         data, size = work.shard.dataset, work.solver.batch
         self.net = machine.network(arch).train()
         self.params = dict(self.net.named_parameters())
@@ -165,6 +177,7 @@ class TrainingStep:
     @torch.no_grad()
     def run(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
         """Play a whole fit: weights in, steps, weights out."""
+        self.played = True
         theirs = dict(net.named_parameters())
         ours = list(self.params.values())
         torch._foreach_copy_(ours, list(theirs.values()))
