@@ -231,6 +231,26 @@ def test_other_weights_have_other_masks():
     assert torch.equal(net(*inputs), net(*inputs, params=net.params))
 
 
+def beside_other_weights(net, batch, given):
+    t = torch.zeros(len(batch.labels), dtype=torch.int64)
+    return (net(batch.x, t) - net(batch.x, t, params=given["start"])).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_masks_of_other_weights_do_not_know_what_came_before():
+    """Two fits of one key on one recording: whatever has been evaluated since it was made, the second repeats the first."""
+    machine, model, found = Captured(CPU, TASK, compiled=False), DROPPING.initial(Stream((0,))), []
+    model = dataclasses.replace(model, params=model.params.map(lambda p: p + 0.02))  # or all ends in a layer of zeros
+    for _ in range(2):
+        machine.release(None)
+        work = Work(
+            solver=SGD(lr=0.05, batch=16, steps=3), shard=SHARD, lr=0.05, stream=Stream((0,)), place=0, where="here",
+            loss=beside_other_weights, given={"start": model.params},
+        )  # fmt: skip
+        found.append(machine.fit(machine.load(model), work)[0].loss)
+    assert found[0] == found[1] > 0
+
+
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_fused_fits_are_the_plain_ones(monkeypatch):
     """The operations of our kernels, in plain torch: the same losses but for rounding, and the machine's switch decides."""

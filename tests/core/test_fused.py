@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from effuse.core.dropout import dropped
-from effuse.core.fused import empty_rows, norm, rows
+from effuse.core.fused import available, empty_rows, norm, rows
 
 LAST = torch.channels_last
 # channels, side, groups; shift, gelu before, SiLU after, rate
@@ -79,3 +79,11 @@ def test_torch_finds_the_operators_in_order():
     """Schemas, shapes on paper, and gradients through a compiler's tracing, by torch's own check."""
     checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
     torch.library.opcheck(norm, arguments(8, 4, 2, PARTS[0]), test_utils=checks)
+
+
+def test_where_kernels_cannot_be_built_torchs_own_are_used(monkeypatch):
+    """Triton is there and the GPU is not, as a C compiler might not be: it is told, and nothing fails."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: "found")
+    with pytest.warns(UserWarning, match="our GPU kernels do not run here, so torch's own do, which are slower: "):
+        assert not available(torch.device("cuda", 7))
+    assert not available(torch.device("cpu"))

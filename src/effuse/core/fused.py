@@ -23,8 +23,8 @@ def available(device: torch.device) -> bool:
     """Whether our kernels run there, by trying: Triton needs a compiler for C and a place for what it has built."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
-    x, ones = torch.zeros(1, 8, 2, 2, dtype=torch.bfloat16, device=device), torch.ones(8, device=device)
     try:
+        x, ones = torch.zeros(1, 8, 2, 2, dtype=torch.bfloat16, device=device), torch.ones(8, device=device)
         y, stats = norm(x, None, ones, ones, None, 2, 1e-6, False, True, 0.0, 0)
         norm_backward(x, y, None, ones, ones, None, stats, False, True, 0.0, 0)
         torch.cuda.synchronize(device)
