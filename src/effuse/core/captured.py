@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset, Shard
+from effuse.core.drawing import Evaluation, Recorded
 from effuse.core.dropout import seed_of
 from effuse.core.fused import available
-from effuse.core.halves import Halved, halve
+from effuse.core.halves import Halved
 from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
@@ -92,7 +93,15 @@ class Captured(Eager):
     def generate(
         self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
     ) -> Images:
-        return super().generate(_Recorded(self, net, arch), arch, n, sampler, labels, stream)  # type: ignore[arg-type]
+        return super().generate(Recorded(self, net, arch), arch, n, sampler, labels, stream)  # type: ignore[arg-type]
+
+    def evaluation(self, arch: Arch, x: Tensor, labels: bool) -> Evaluation:
+        """The recording for batches of that shape."""
+        key = (arch, tuple(x.shape), labels)
+        if key not in self._evaluations:
+            self._evaluations[key] = self.recorder.submit(Evaluation, self, arch, x, labels).result()
+            self.captures += 1
+        return self._evaluations[key]
 
     def network(self, arch: Arch) -> nn.Module:
         """A network of a recording's own, laid out for the tensor cores."""
@@ -234,67 +243,6 @@ class TrainingStep:
             start = work.average or self.params
             for k, t in self.average.items():
                 t.copy_(start[k])
-
-
-class Evaluation:
-    """One recorded network evaluation, for sampling."""
-
-    def __init__(self, machine: Captured, arch: Arch, x: Tensor, labels: bool) -> None:
-        device = machine.device
-        self.net = machine.network(arch).eval()
-        if "cast" in machine.kernels:
-            halve(self.net)
-        self.x = torch.zeros_like(x)
-        self.t = torch.zeros(len(x), dtype=torch.int64, device=device)
-        self.labels = torch.zeros(len(x), dtype=torch.int64, device=device) if labels else None
-        self.out = torch.zeros_like(x)
-        run = machine.faster(self.net)
-
-        @torch.no_grad()
-        def evaluate() -> None:
-            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                y = run(self.x.contiguous(memory_format=torch.channels_last), self.t, self.labels)
-            self.out.copy_(y)
-
-        self.graph = machine.recorded(evaluate, machine.drawing)
-
-    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        """The network's answer to as many images as were recorded, or fewer: each image has its own."""
-        n = len(x)
-        self.x[:n].copy_(x)
-        self.t[:n].copy_(t)
-        if self.labels is not None and labels is not None:
-            self.labels[:n].copy_(labels)
-        self.graph.replay()
-        return self.out[:n].clone()  # a multistep sampler keeps what it was given, beyond the next replay
-
-
-class _Recorded:
-    """Stands in for a network in one draw: a batch shape has its recording, filled with the network's present weights."""
-
-    def __init__(self, machine: Captured, net: nn.Module, arch: Arch) -> None:
-        self.machine, self.net, self.arch = machine, net, arch
-        self.filled: Evaluation | None = None
-
-    def eval(self) -> None:
-        self.net.eval()
-
-    @torch.no_grad()
-    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        if self.filled is None or len(self.filled.x) < len(x):  # a last batch of fewer images needs no recording of its own
-            self.filled = self._filled(x, labels is not None)
-        return self.filled(x, t, labels)
-
-    def _filled(self, x: Tensor, labels: bool) -> Evaluation:
-        key = (self.arch, tuple(x.shape), labels)
-        found = self.machine._evaluations.get(key)
-        if found is None:
-            found = self.machine.recorder.submit(Evaluation, self.machine, self.arch, x, labels).result()
-            self.machine._evaluations[key] = found
-            self.machine.captures += 1
-        own, theirs = found.net.state_dict(keep_vars=True), self.net.state_dict(keep_vars=True)
-        torch._foreach_copy_(list(own.values()), list(theirs.values()))
-        return found
 
 
 def draws_inside(net: nn.Module) -> bool:
