@@ -115,6 +115,13 @@ def test_a_cell_that_diverges_does_not_stop_the_others(effuse, toy_table, monkey
     assert states(answer.json)["full-2"] == "failed" and states(answer.json)["udec-2"] == "done"
 
 
+def test_a_cell_that_cannot_run_here_names_the_scales_that_might(effuse, toy_table, monkeypatch):
+    scales = toy_table.scales | {"paper": Scale(settings=("rounds=3", "speed=compile"))}
+    monkeypatch.setitem(tables(), "toy.table", lambda: dataclasses.replace(toy_table, scales=scales))
+    told = effuse("reproduce toy.table --device cpu").sentence
+    assert "full-2: speed=compile: only a GPU records steps" in told and told.endswith("the table has --scale smoke, too")
+
+
 def test_a_folder_of_another_recipe_is_refused_before_anything_runs(effuse, toy_table):
     effuse("reproduce toy.table --scale smoke --only method=full,clients=2 --out here --quiet")
     told = effuse("reproduce toy.table --out here").sentence

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from effuse.core.errors import RunError, TrainingError
+from effuse.core.errors import RecipeError, RunError, TrainingError
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.table import Cell, Table
 from effuse.engines import driver
@@ -85,6 +85,10 @@ class Reproduction:
             else:
                 trained = self._trained_alike(plan)
                 driver.run(plan.recipe, path, name=f"{self.name} {name}", device=device, observer=observer, trained=trained)
+        except RecipeError as error:
+            others = [f"--scale {scale}" for scale in self.table.scales if scale != self.scale_name]
+            also = f"; the table has {' and '.join(others)}, too" if others else ""
+            raise RecipeError(f"{name}: {error}{also}") from None
         except TrainingError as error:  # this cell diverges, and always will: the others have not been tried
             self.failed[name] = str(error)
         self.save()

@@ -247,8 +247,9 @@ def ablation() -> Table:
     parts = [(f"without-{name}", 2023) for name in reversed(TUNED)]
     repeated = [(setting, seed) for seed in (2024, 2025) for setting in ("tuned", "plain")]
     # the most telling first; how it samples, directly after what it samples from, is not trained again
-    order = [("tuned", 2023), *parts[:1], *repeated, ("centralised-tuned", 2023), *parts[1:]]
-    cells = [_ablated(*place) for place in (*order, ("plain", 2023), ("centralised-plain", 2023))]
+    central = [("centralised-tuned", 2023), ("centralised-plain", 2023)]
+    order = [("tuned", 2023), *parts[:1], *repeated, ("plain", 2023), *central, *parts[1:]]
+    cells = [_ablated(*place) for place in order]
     also = ("fid_clipped", "kid", "fid_clipped_ema", "kid_ema")
     title = "FedDiffuse FULL, K=5, IID: better at the same communication, and what each change gives"
     scales = {"paper": Scale(), "smoke": _brief("reference=150")}
