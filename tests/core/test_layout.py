@@ -8,6 +8,7 @@ from torch import nn
 
 from effuse.core.data import Shape
 from effuse.core.dropout import KeyedDropout, seed_of
+from effuse.core.errors import RecipeError
 from effuse.core.layout import (
     AlignedConv2d,
     AlignedConvTranspose2d,
@@ -15,6 +16,8 @@ from effuse.core.layout import (
     doubled,
     for_tensor_cores,
 )
+from effuse.core.model import Arch
+from effuse.core.spec import build_text
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
 
@@ -101,6 +104,18 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     found = [_passes(net, x, t) for net in (fused, plain)]
     for a, b in zip(*found, strict=True):
         assert (a - b).norm() <= 1e-4 * b.norm() + 1e-5  # some gradients are zero on paper
+
+
+def test_blocks_of_other_networks_stay_what_they_are() -> None:
+    """Diffusers' own modules are adapted within our U-Net, where we know their settings, and nowhere else."""
+    NETS["unet"].resolved(Shape(8, 1, 10)).build()
+    net = for_tensor_cores(nn.Sequential(Upsample2D(8, use_conv_transpose=True)), ("norm",))
+    assert type(net[0]) is Upsample2D and net(torch.randn(1, 8, 4, 4)).shape == (1, 8, 8, 8)
+
+
+def test_dropping_everything_is_refused() -> None:
+    with pytest.raises(RecipeError, match="model.dropout: 1.0 is wrong, input should be less than 1"):
+        build_text("unet(dropout=1.0)", Arch, "model")
 
 
 def _passes(net: nn.Module, x: torch.Tensor, t: torch.Tensor) -> list[torch.Tensor]:
