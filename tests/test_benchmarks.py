@@ -48,3 +48,9 @@ def test_kernels_have_floors_where_they_cannot_be_timed():
     """431 M numbers pass the 36 M network's normalisations: five times two bytes each at 4 TB/s are 1.08 ms a step."""
     rows = measured("kernels.py", "--only", "36M", quick=False)["rows"]
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(1077, abs=1)
+
+
+def test_ideas_count_what_a_step_asks_for():
+    """The CIFAR network: 24 attention products of its 6 attentions (4 each), 22 blocks and the time's two layers make 48 linear ones, of 61."""
+    (row,) = measured("ideas.py", "--only", "36M", quick=False)["rows"]
+    assert row == {"network": "36M", "products": 113, "kinds": 30, "matrices": 61}

@@ -1,0 +1,215 @@
+"""Ideas for a faster step that we did not build in, each measured against what a step does today.
+
+    python benchmarks/ideas.py [--quick] [--json] [--only 3M|36M] [--idea flat|dense|native|vectorised|fp8]
+
+`flat`: Adam over one buffer of all weights instead of over a list of them. `dense`: depthwise convolutions as full ones whose
+weights are zero off the diagonal, for the tensor cores' sake; `native`: by torch's own kernels, channels first, instead of cuDNN's.
+`vectorised`: five clients in one batch, whose convolutions become grouped ones and whose matrix products batched ones, against five
+calls one after the other. `fp8`: the matrix products forwards with inputs rounded to eight bits (scales known beforehand), against
+bf16. Every figure is the sum over a step of batch 128, replayed from CUDA graphs. Without a GPU only the operations are counted.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import networks
+import torch
+import torch.nn.functional as F
+from kernels import microseconds
+from torch import Tensor, nn
+
+BATCH, CLIENTS, BF16, EIGHTH = 128, 5, torch.bfloat16, torch.float8_e4m3fn
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A convolution or a matrix product, with its widths in multiples of eight as a step has them."""
+
+    kind: str  # conv, transposed or linear
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: int = 1
+    padding: int = 0
+    groups: int = 1
+
+    @property
+    def matrix(self) -> tuple[int, int, int] | None:
+        """Rows, inputs and outputs, where it is a plain matrix product."""
+        if self.kind == "linear":
+            return self.x[0], self.x[1], self.weight[0]
+        if self.kind == "conv" and self.weight[2:] == (1, 1) and self.groups == self.stride == 1:
+            return self.x[0] * self.x[2] * self.x[3], self.x[1], self.weight[0]
+        return None
+
+    def call(self, clients: int, device: torch.device, last: bool = True) -> Callable[[], Any]:
+        """Forwards and backwards for so many clients at once, channels `last` or first."""
+        x, weight = (_random(shape, device, last) for shape in (self._x(clients), self._weight(clients)))
+        apply = {"linear": self._linear, "conv": self._conv, "transposed": self._transposed}[self.kind]
+        y = apply(x, weight, clients)
+        dy = torch.randn_like(y)
+        return lambda: torch.autograd.grad(apply(x, weight, clients), (x, weight), dy)
+
+    def _x(self, clients: int) -> tuple[int, ...]:
+        return (clients, *self.x) if self.kind == "linear" else (self.x[0], clients * self.x[1], *self.x[2:])
+
+    def _weight(self, clients: int) -> tuple[int, ...]:
+        return (clients, *self.weight) if self.kind == "linear" else (clients * self.weight[0], *self.weight[1:])
+
+    def _linear(self, x: Tensor, weight: Tensor, clients: int) -> Tensor:
+        return torch.bmm(x, weight.transpose(1, 2))
+
+    def _conv(self, x: Tensor, weight: Tensor, clients: int) -> Tensor:
+        return F.conv2d(x, weight, None, self.stride, self.padding, 1, clients * self.groups)
+
+    def _transposed(self, x: Tensor, weight: Tensor, clients: int) -> Tensor:
+        return F.conv_transpose2d(x, weight, None, self.stride, self.padding, 0, clients * self.groups)
+
+
+def _random(shape: tuple[int, ...], device: torch.device, last: bool) -> Tensor:
+    layout = torch.channels_last if last and len(shape) == 4 else torch.contiguous_format
+    return torch.randn(shape, device=device, dtype=BF16).contiguous(memory_format=layout).requires_grad_()
+
+
+def products(name: str) -> collections.Counter[Product]:
+    """What a forward pass asks for, as often as it does."""
+    arch, found = networks.ARCHS[name], collections.Counter[Product]()
+    side, channels, _ = arch.shape
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        found[_product(module, inputs[0])] += 1
+
+    with torch.device("meta"):
+        net = arch.build()
+        for module in net.modules():
+            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+                module.register_forward_hook(note)
+        net(torch.zeros(BATCH, channels, side, side), torch.zeros(BATCH, dtype=torch.int64))
+    return found
+
+
+def _product(module: Any, x: Tensor) -> Product:
+    if isinstance(module, nn.Linear):
+        return Product(
+            "linear", (x.numel() // x.shape[-1], _aligned(x.shape[-1])), tuple(map(_aligned, module.weight.shape))
+        )
+    kind = "transposed" if isinstance(module, nn.ConvTranspose2d) else "conv"
+    B, C, *places = x.shape
+    outer, inner, *taps = module.weight.shape
+    if module.groups == 1:
+        C, outer, inner = map(_aligned, (C, outer, inner))
+    return Product(kind, (B, C, *places), (outer, inner, *taps), module.stride[0], module.padding[0], module.groups)
+
+
+def _aligned(width: int) -> int:
+    return width + -width % 8
+
+
+def flat(name: str, device: torch.device) -> tuple[float, float]:
+    shapes = [p.shape for p in networks.ARCHS[name].build().parameters()]
+    return _adam(shapes, device), _adam([torch.Size([sum(s.numel() for s in shapes)])], device)
+
+
+def _adam(shapes: list[torch.Size], device: torch.device) -> float:
+    weights = [torch.zeros(s, device=device).requires_grad_() for s in shapes]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    rate = torch.full((), 1e-4, device=device)
+    return microseconds([torch.optim.Adam(weights, rate, fused=True, capturable=True).step] * 4)
+
+
+def dense(name: str, device: torch.device) -> tuple[float, float]:
+    now = tried = 0.0
+    with torch.backends.cudnn.flags(benchmark=True):
+        for product, times in _depthwise(name):
+            width = _aligned(product.groups)
+            B, _, *places = product.x
+            full = dataclasses.replace(product, x=(B, width, *places), weight=(width, width, *product.weight[2:]), groups=1)
+            alone, other = (microseconds([p.call(1, device)] * 4) for p in (product, full))
+            now, tried = now + times * alone, tried + times * other
+    return now, tried
+
+
+def native(name: str, device: torch.device) -> tuple[float, float]:
+    now = tried = 0.0
+    for product, times in _depthwise(name):
+        with torch.backends.cudnn.flags(benchmark=True):
+            now += times * microseconds([product.call(1, device)] * 4)
+        with torch.backends.cudnn.flags(enabled=False):
+            tried += times * microseconds([product.call(1, device, last=False)] * 4)
+    return now, tried
+
+
+def _depthwise(name: str) -> list[tuple[Product, int]]:
+    return [(product, times) for product, times in products(name).items() if product.groups > 1]
+
+
+def vectorised(name: str, device: torch.device) -> tuple[float, float]:
+    now = tried = 0.0
+    with torch.backends.cudnn.flags(benchmark=True):
+        for product, times in products(name).items():
+            alone, together = (microseconds([product.call(n, device)] * 4) for n in (1, CLIENTS))
+            now, tried = now + times * CLIENTS * alone, tried + times * together
+    return now, tried
+
+
+def fp8(name: str, device: torch.device) -> tuple[float, float]:
+    now = tried = 0.0
+    for product, times in products(name).items():
+        if product.matrix is None or any(n % 16 for n in product.matrix):  # the library refuses others
+            continue
+        rows, inner, outer = product.matrix
+        a, b = (torch.randn(n, inner, device=device, dtype=BF16) for n in (rows, outer))
+        now += times * microseconds([functools.partial(torch.mm, a, b.t())] * 4)
+        tried += times * microseconds([functools.partial(_eighths, a, b.to(EIGHTH), torch.ones((), device=device))] * 4)
+    return now, tried
+
+
+def _eighths(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    return torch._scaled_mm(a.to(EIGHTH), b.t(), scale, scale, out_dtype=BF16)
+
+
+IDEAS: dict[str, Callable[[str, torch.device], tuple[float, float]]] = {
+    "flat": flat,
+    "dense": dense,
+    "native": native,
+    "vectorised": vectorised,
+    "fp8": fp8,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the small network only")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--only", choices=list(networks.ARCHS), help="one network")
+    parser.add_argument("--idea", choices=list(IDEAS), help="one idea")
+    asked = parser.parse_args()
+    names = [asked.only] if asked.only else list(networks.ARCHS)[: 1 if asked.quick else None]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        found = products(name)
+        matrices = sum(n for product, n in found.items() if product.matrix)
+        rows.append({"network": name, "products": found.total(), "kinds": len(found), "matrices": matrices})
+        if not asked.json:
+            print(
+                f"{name}: {found.total()} convolutions and products of {len(found)} kinds, {matrices} plain matrices",
+                flush=True,
+            )
+        for idea in [asked.idea] if asked.idea else list(IDEAS):
+            if not torch.cuda.is_available() or (idea in ("dense", "native") and not _depthwise(name)):
+                continue
+            now, tried = IDEAS[idea](name, torch.device("cuda"))
+            rows.append({"network": name, "idea": idea, "now_us": now, "tried_us": tried})
+            if not asked.json:
+                print(f"{name} {idea}: {now:.0f} us now, {tried:.0f} us tried, {now / tried:.2f} times", flush=True)
+    if asked.json:
+        print(json.dumps({"cuda": torch.cuda.is_available(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
