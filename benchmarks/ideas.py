@@ -1,9 +1,10 @@
 """Ideas for a faster step that we did not build in, each measured against what a step does today.
 
-    python benchmarks/ideas.py [--quick] [--json] [--only 3M|36M] [--idea flat|dense|native|vectorised|fp8]
+    python benchmarks/ideas.py [--quick] [--json] [--only 3M|36M] [--idea flat|dense|native|products|vectorised|fp8]
 
 `flat`: Adam over one buffer of all weights instead of over a list of them. `dense`: depthwise convolutions as full ones whose
 weights are zero off the diagonal, for the tensor cores' sake; `native`: by torch's own kernels, channels first, instead of cuDNN's.
+`products`: attention as two matrix products and a compiled softmax instead of flash attention, the one with a gradient that repeats.
 `vectorised`: five clients in one batch, whose convolutions become grouped ones and whose matrix products batched ones, against five
 calls one after the other. `fp8`: the matrix products forwards with inputs rounded to eight bits (scales known beforehand), against
 bf16. Every figure is the sum over a step of batch 128, replayed from CUDA graphs. Without a GPU only the operations are counted.
@@ -11,6 +12,7 @@ bf16. Every figure is the sum over a step of batch 128, replayed from CUDA graph
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -22,8 +24,10 @@ import torch
 import torch.nn.functional as F
 from kernels import microseconds
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BATCH, CLIENTS, BF16, EIGHTH = 128, 5, torch.bfloat16, torch.float8_e4m3fn
+ATTENTIONS = {"3M": {}, "36M": {256: 5, 16: 1}}  # full ones with one wide head: of so many tokens, so often
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,9 +126,14 @@ def _adam(shapes: list[torch.Size], device: torch.device) -> float:
     return microseconds([torch.optim.Adam(weights, rate, fused=True, capturable=True).step] * 4)
 
 
+def _cudnn(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
+    """As a step is recorded: algorithms by trial, of those that repeat to the bit."""
+    return torch.backends.cudnn.flags(enabled=enabled, benchmark=True, deterministic=True)
+
+
 def dense(name: str, device: torch.device) -> tuple[float, float]:
     now = tried = 0.0
-    with torch.backends.cudnn.flags(benchmark=True):
+    with _cudnn():
         for product, times in _depthwise(name):
             width = _aligned(product.groups)
             B, _, *places = product.x
@@ -137,9 +146,9 @@ def dense(name: str, device: torch.device) -> tuple[float, float]:
 def native(name: str, device: torch.device) -> tuple[float, float]:
     now = tried = 0.0
     for product, times in _depthwise(name):
-        with torch.backends.cudnn.flags(benchmark=True):
+        with _cudnn():
             now += times * microseconds([product.call(1, device)] * 4)
-        with torch.backends.cudnn.flags(enabled=False):
+        with _cudnn(enabled=False):
             tried += times * microseconds([product.call(1, device, last=False)] * 4)
     return now, tried
 
@@ -148,9 +157,29 @@ def _depthwise(name: str) -> list[tuple[Product, int]]:
     return [(product, times) for product, times in products(name).items() if product.groups > 1]
 
 
+def products_of_attention(name: str, device: torch.device) -> tuple[float, float]:
+    now = tried = 0.0
+    for tokens, times in ATTENTIONS[name].items():
+        q, k, v = (torch.randn(BATCH, 1, tokens, 256, device=device, dtype=BF16, requires_grad=True) for _ in range(3))
+        dout = torch.randn_like(q)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            now += times * microseconds([functools.partial(_gradients, F.scaled_dot_product_attention, q, k, v, dout)] * 4)
+        run = torch.compile(_by_products, dynamic=False)
+        tried += times * microseconds([functools.partial(_gradients, run, q, k, v, dout)] * 4)
+    return now, tried
+
+
+def _gradients(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(attend(q, k, v), (q, k, v), dout)
+
+
+def _by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q @ k.mT).float() * q.shape[-1] ** -0.5, -1).to(BF16) @ v
+
+
 def vectorised(name: str, device: torch.device) -> tuple[float, float]:
     now = tried = 0.0
-    with torch.backends.cudnn.flags(benchmark=True):
+    with _cudnn():
         for product, times in products(name).items():
             alone, together = (microseconds([product.call(n, device)] * 4) for n in (1, CLIENTS))
             now, tried = now + times * CLIENTS * alone, tried + times * together
@@ -177,9 +206,12 @@ IDEAS: dict[str, Callable[[str, torch.device], tuple[float, float]]] = {
     "flat": flat,
     "dense": dense,
     "native": native,
+    "products": products_of_attention,
     "vectorised": vectorised,
     "fp8": fp8,
 }
+# what has none of it is not asked
+CONCERNED: dict[str, Callable[[str], Any]] = {"dense": _depthwise, "native": _depthwise, "products": ATTENTIONS.get}
 
 
 def main() -> None:
@@ -201,7 +233,7 @@ def main() -> None:
                 flush=True,
             )
         for idea in [asked.idea] if asked.idea else list(IDEAS):
-            if not torch.cuda.is_available() or (idea in ("dense", "native") and not _depthwise(name)):
+            if not torch.cuda.is_available() or not CONCERNED.get(idea, len)(name):
                 continue
             now, tried = IDEAS[idea](name, torch.device("cuda"))
             rows.append({"network": name, "idea": idea, "now_us": now, "tried_us": tried})

@@ -22,32 +22,108 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from effuse.core.attention import linear_attention, linear_attention_backward
+from effuse.core.captured import KERNELS
 from effuse.core.fused import available, norm, norm_backward
 from effuse.core.layout import for_tensor_cores
 
 BATCH, RATE, CACHE = 128, 4.0e12, 150e6
 TILINGS = [(32, 8192), (16, 8192), (64, 8192), (32, 4096), (32, 16384), (16, 16384)]  # WIDTH, HELD
+TILES = [(64, 4), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8)]  # TILE, WARPS
+
+
+Given = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """One kind of call, as often as a step makes it."""
+class Norm:
+    """One kind of normalisation, as often as a step makes it."""
 
     shape: tuple[int, ...]
     row: int  # how far apart positions are, which is more than the channels where a convolution padded them
     options: tuple[Any, ...]  # shift?, groups, eps, before, after, rate, layer
 
     def __str__(self) -> str:
-        image = "x".join(map(str, self.shape[1:]))
         shift, groups, _, before, after, rate, _ = self.options
         parts = ["shift"] * shift + ["gelu"] * before + [f"norm({groups})"] + ["silu"] * after + ["drop"] * (rate > 0)
-        return f"{' '.join(parts)} {image}"
+        return f"{' '.join(parts)} {_image(self.shape)}"
 
     @property
     def bytes(self) -> tuple[float, float]:
         """Moved forwards and backwards, in bf16: x, y; x, dy, dx."""
         unit = 2.0 * torch.Size(self.shape).numel()
         return 2 * unit, 3 * unit
+
+    def inputs(self, device: torch.device) -> Given:
+        B, C, *places = self.shape
+        shift = torch.randn(B, C, device=device) if self.options[0] else None
+        seed = torch.zeros((), dtype=torch.int64, device=device) if self.options[5] else None
+        weight, bias = torch.ones(C, device=device), torch.zeros(C, device=device)
+        x, dy = _drawn(B, self.row, places, device)[:, :C], _drawn(B, C, places, device)
+        return {"x": x, "dy": dy, "shift": shift, "weight": weight, "bias": bias, "seed": seed}
+
+    def ours(self, given: Given) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        x, dy = given["x"], given["dy"]
+        rest = [given[k] for k in ("shift", "weight", "bias", "seed")]
+        stats = norm(x, *rest, *self.options[1:])[1]
+        return lambda: norm(x, *rest, *self.options[1:]), lambda: norm_backward(x, dy, *rest, stats, *self.options[3:])
+
+    def theirs(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
+        """Torch's own expression, as autocast would run it, and what it is a function of."""
+        _, groups, eps, before, after, rate, _ = self.options
+
+        def expression(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None = None) -> Tensor:
+            u = x if shift is None else x + shift.to(x.dtype).view(*shift.shape, *[1] * (x.ndim - 2))
+            y = F.group_norm((F.gelu(u) if before else u).float(), groups, weight, bias, eps)
+            return F.dropout(F.silu(y) if after else y, rate).to(x.dtype)
+
+        return expression, [t for t in (given["x"], given["weight"], given["bias"], given["shift"]) if t is not None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """One kind of linear attention."""
+
+    shape: tuple[int, ...]  # of queries, keys and values together
+    heads: int
+
+    def __str__(self) -> str:
+        return f"linear attention {_image(self.shape)}"
+
+    @property
+    def bytes(self) -> tuple[float, float]:
+        """Queries, keys, values and the output; these with its gradient, and theirs."""
+        unit = 2.0 * torch.Size(self.shape).numel() / 3
+        return 4 * unit, 7 * unit
+
+    def inputs(self, device: torch.device) -> Given:
+        B, C, *places = self.shape
+        return {"x": _drawn(B, C, places, device), "dy": _drawn(B, C // 3, places, device)}
+
+    def ours(self, given: Given) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        x, dy = given["x"], given["dy"]
+        _, *kept = linear_attention(x, self.heads)
+        return lambda: linear_attention(x, self.heads), lambda: linear_attention_backward(x, dy, *kept)
+
+    def theirs(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
+        def expression(x: Tensor) -> Tensor:
+            q, k, v = x.reshape(len(x), 3, self.heads, x.shape[1] // (3 * self.heads), -1).unbind(1)
+            context = k.float().softmax(-1).to(x.dtype) @ v.mT
+            out = context.mT @ (q.float().softmax(-2) * q.shape[2] ** -0.5).to(x.dtype)
+            return out.reshape(given["dy"].shape)
+
+        return expression, [given["x"]]
+
+
+Case = Norm | Attention
+
+
+def _image(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape[1:]))
+
+
+def _drawn(B: int, C: int, places: list[int], device: torch.device) -> Tensor:
+    return torch.randn((B, *places, C), device=device, dtype=torch.bfloat16).movedim(-1, 1)
 
 
 class _Calls(TorchDispatchMode):
@@ -61,7 +137,9 @@ class _Calls(TorchDispatchMode):
         if func is torch.ops.effuse.norm.default:
             x, shift, _, _, _, *options = args
             options[-1] = 0  # the layer's number changes nothing
-            self.seen[Case(tuple(x.shape), x.stride(-1), (shift is not None, *options))] += 1
+            self.seen[Norm(tuple(x.shape), x.stride(-1), (shift is not None, *options))] += 1
+        elif func is torch.ops.effuse.linear_attention.default:
+            self.seen[Attention(tuple(args[0].shape), args[1])] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -69,40 +147,11 @@ def cases(name: str) -> collections.Counter[Case]:
     arch = networks.ARCHS[name]
     side, channels, _ = arch.shape
     with torch.device("meta"):
-        net = for_tensor_cores(arch.build(), ("norm",)).train()
+        net = for_tensor_cores(arch.build(), KERNELS).train()
         x = torch.zeros(BATCH, channels, side, side, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
         with _Calls() as calls:
             torch.nn.Module.to(net, torch.bfloat16)(x, torch.zeros(BATCH, dtype=torch.int64))
     return calls.seen
-
-
-def inputs(case: Case, device: torch.device) -> dict[str, Any]:
-    B, C, *places = case.shape
-    made = torch.randn((B, *places, case.row), device=device, dtype=torch.bfloat16).movedim(-1, 1)[:, :C]
-    dy = torch.randn((B, *places, C), device=device, dtype=torch.bfloat16).movedim(-1, 1)
-    shift = torch.randn(B, C, device=device) if case.options[0] else None
-    seed = torch.zeros((), dtype=torch.int64, device=device) if case.options[5] else None
-    weight, bias = torch.ones(C, device=device), torch.zeros(C, device=device)
-    return {"x": made, "dy": dy, "shift": shift, "weight": weight, "bias": bias, "seed": seed}
-
-
-def ours(case: Case, given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    x, dy = given["x"], given["dy"]
-    rest = [given[k] for k in ("shift", "weight", "bias", "seed")]
-    stats = norm(x, *rest, *case.options[1:])[1]
-    return lambda: norm(x, *rest, *case.options[1:]), lambda: norm_backward(x, dy, *rest, stats, *case.options[3:])
-
-
-def theirs(case: Case, given: dict[str, Any]) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """Torch's own expression, as autocast would run it, and what it is a function of."""
-    _, groups, eps, before, after, rate, _ = case.options
-
-    def expression(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None = None) -> Tensor:
-        u = x if shift is None else x + shift.to(x.dtype).view(*shift.shape, *[1] * (x.ndim - 2))
-        y = F.group_norm((F.gelu(u) if before else u).float(), groups, weight, bias, eps)
-        return F.dropout(F.silu(y) if after else y, rate).to(x.dtype)
-
-    return expression, [t for t in (given["x"], given["weight"], given["bias"], given["shift"]) if t is not None]
 
 
 def microseconds(calls: list[Callable[[], Any]]) -> float:
@@ -129,15 +178,15 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 def copies(case: Case, device: torch.device) -> list[dict[str, Any]]:
     """As many sets of inputs as leave none of them in the cache, and at least four."""
-    return [inputs(case, device) for _ in range(max(4, min(32, int(CACHE / case.bytes[1]))))]
+    return [case.inputs(device) for _ in range(max(4, min(32, int(CACHE / case.bytes[1]))))]
 
 
 def torchs(case: Case, sets: list[dict[str, Any]], compiled: bool) -> tuple[float, float]:
-    expression = theirs(case, sets[0])[0]
+    expression = case.theirs(sets[0])[0]
     run = torch.compile(expression, dynamic=False) if compiled else expression
     forward, both = [], []
     for given in sets:
-        learnt = [t.detach().requires_grad_() for t in theirs(case, given)[1]]
+        learnt = [t.detach().requires_grad_() for t in case.theirs(given)[1]]
         forward.append(lambda learnt=learnt: run(*learnt))
         both.append(lambda learnt=learnt, dy=given["dy"]: torch.autograd.grad(run(*learnt), learnt, dy))
     one = microseconds(forward)
@@ -157,7 +206,7 @@ def timed(name: str, device: torch.device, rate: float, compiled: int, quick: bo
         row["floor"] = tuple(1e6 * b / rate for b in case.bytes)
         if device.type == "cuda":
             sets = copies(case, device)
-            pairs = [ours(case, given) for given in sets]
+            pairs = [case.ours(given) for given in sets]
             row["ours"] = tuple(microseconds([pair[way] for pair in pairs]) for way in (0, 1))
             row["gb_per_second"] = tuple(b / t / 1e3 for b, t in zip(case.bytes, row["ours"]))
             row["eager"] = torchs(case, sets, compiled=False)
@@ -166,24 +215,27 @@ def timed(name: str, device: torch.device, rate: float, compiled: int, quick: bo
         yield row
 
 
-def total(name: str, device: torch.device) -> float:
-    """Milliseconds of a step's operations with the present tiling."""
+def total(kind: type, name: str, device: torch.device) -> float:
+    """Milliseconds of a step's operations of a kind with the present tiling."""
     spent = 0.0
     for case, times in cases(name).items():
-        pairs = [ours(case, given) for given in copies(case, device)]
-        spent += sum(microseconds([pair[way] for pair in pairs]) for way in (0, 1)) * times / 1e3
+        if isinstance(case, kind):
+            pairs = [case.ours(given) for given in copies(case, device)]
+            spent += sum(microseconds([pair[way] for pair in pairs]) for way in (0, 1)) * times / 1e3
     return spent
 
 
 def tune(names: list[str], device: torch.device) -> None:
-    from effuse.core.kernels import norm as tiles
+    from effuse.core.kernels import attention, norm
 
-    for tiles.WIDTH, tiles.HELD in TILINGS:
-        for name in names:
+    for name in names:
+        for norm.WIDTH, norm.HELD in TILINGS:
             print(
-                f"WIDTH {tiles.WIDTH:>3} HELD {tiles.HELD:>6} {name:>4}: {total(name, device):.3f} ms of norms a step",
-                flush=True,
+                f"{name} norm, WIDTH {norm.WIDTH}, HELD {norm.HELD}: {total(Norm, name, device):.3f} ms a step", flush=True
             )
+        for attention.TILE, attention.WARPS in TILES if any(isinstance(c, Attention) for c in cases(name)) else ():
+            spent = total(Attention, name, device)
+            print(f"{name} attention, TILE {attention.TILE}, WARPS {attention.WARPS}: {spent:.3f} ms a step", flush=True)
 
 
 def tell(row: dict[str, Any]) -> None:

@@ -50,6 +50,13 @@ def test_kernels_have_floors_where_they_cannot_be_timed():
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(1077, abs=1)
 
 
+def test_linear_attention_has_floors_too():
+    """Five attentions of 128 features, 128 images: 784 + 2 x 196 + 2 x 49 positions, 11 passes of two bytes at 4 TB/s are 115 us."""
+    rows = [row for row in measured("kernels.py", "--only", "3M", quick=False)["rows"] if "attention" in row["case"]]
+    assert sum(row["times"] for row in rows) == 5
+    assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(114.8, abs=0.1)
+
+
 def test_ideas_count_what_a_step_asks_for():
     """The CIFAR network: 24 attention products of its 6 attentions (4 each), 22 blocks and the time's two layers make 48 linear ones, of 61."""
     (row,) = measured("ideas.py", "--only", "36M", quick=False)["rows"]

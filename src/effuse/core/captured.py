@@ -29,7 +29,7 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
 from effuse.core.task import Batch, Net, Task
 
-KERNELS = ("norm", "cast")  # what we do ourselves, where our kernels run
+KERNELS = ("norm", "attention", "cast")  # what we do ourselves, where our kernels run
 VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
 
 
@@ -113,7 +113,10 @@ class Captured(Eager):
             return module
         # beyond that number torch goes on uncompiled; its settings are each thread's own, so it is said here, where recordings are made
         torch._dynamo.config.recompile_limit = VARIANTS
-        return torch.compile(module, dynamic=False, options={"deterministic": True} if self.reproducible else None)
+        # recordings are made in torch's deterministic mode, in which the compiler would not try tilings of reductions either; a tiling
+        # repeats to the bit, and only a run that must give the same bits in any process goes without the trial
+        choice = "deterministic" if self.reproducible else "write_are_deterministic_algorithms_enabled"
+        return torch.compile(module, dynamic=False, options={choice: self.reproducible})
 
     def trained(self, net: nn.Module) -> Any:
         """The network as a training step calls it."""
@@ -228,21 +231,20 @@ class TrainingStep:
         self.lr.fill_(work.lr)
         if self.seed is not None:
             self.seed.fill_(work.stream.child("dropout").seed)
-        for value in (v for state in self.optimiser.state.values() for v in state.values() if isinstance(v, Tensor)):
-            value.zero_()
+        moments = [v for state in self.optimiser.state.values() for v in state.values() if isinstance(v, Tensor)]
+        sums = list((self.total or {}).values())
+        if moments or sums:
+            torch._foreach_zero_(moments + sums)
         for full, value in (work.optimiser or {}).items():
             key, _, name = full.partition("/")
             self.optimiser.state[self.params[name]][key].copy_(value)  # the recording knows these tensors by address
         for k, v in work.given.items():
             _fill(self.given[k], v)
-        for value in (self.total or {}).values():
-            value.zero_()
         if self.rho is not None and work.rho is not None:
             self.rho.fill_(work.rho)
         if self.average is not None:
             start = work.average or self.params
-            for k, t in self.average.items():
-                t.copy_(start[k])
+            torch._foreach_copy_(list(self.average.values()), [start[k] for k in self.average])
 
 
 def draws_inside(net: nn.Module) -> bool:

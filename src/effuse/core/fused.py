@@ -34,9 +34,9 @@ def available(device: torch.device) -> bool:
     return True
 
 
-def _kernels(x: Tensor) -> Any:
-    """The Triton kernels for a tensor, or None where plain torch is to do it."""
-    return importlib.import_module("effuse.core.kernels.norm") if x.is_cuda or _interpreted() else None
+def kernels_for(x: Tensor, name: str) -> Any:
+    """A file of Triton kernels for a tensor, or None where plain torch is to do it."""
+    return importlib.import_module(f"effuse.core.kernels.{name}") if x.is_cuda or _interpreted() else None
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`."""
     y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
-    kernels = _kernels(x)
+    kernels = kernels_for(x, "norm")
     if kernels is not None:
         x, row = rows(x)
         with torch.cuda.device_of(x):
@@ -94,7 +94,7 @@ def norm_backward(
     """The gradient of x, and for each image those of weight, bias and shift."""
     dx, sums = empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
     groups = stats.shape[2]
-    kernels = _kernels(x)
+    kernels = kernels_for(x, "norm")
     if kernels is not None:
         (x, row), (dy, drow) = rows(x), rows(dy)
         with torch.cuda.device_of(x):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from effuse.core.attention import linear_attention
 from effuse.core.fused import normed
 from effuse.core.layout import ADAPTS
 from effuse.core.model import Arch
@@ -166,12 +167,12 @@ class FusedBlock(Block):
         return narrow(normed(h, norm_wide, widen.bias, before=True)) + self.residual(x)
 
 
-def _adapt(block: Block, kernels: Collection[str]) -> None:
+def _adapt_block(block: Block, kernels: Collection[str]) -> None:
     if "norm" in kernels:
         block.__class__ = FusedBlock
 
 
-ADAPTS[Block] = _adapt
+ADAPTS[Block] = _adapt_block
 
 
 class LinearAttention(nn.Module):
@@ -188,6 +189,21 @@ class LinearAttention(nn.Module):
         context = k.softmax(dim=-1) @ v.transpose(-1, -2)
         h = context.transpose(-1, -2) @ (q.softmax(dim=-2) * HEAD_WIDTH**-0.5)
         return x + self.out(h.reshape(x.shape[0], INNER, *x.shape[2:]))
+
+
+class FusedLinearAttention(LinearAttention):
+    """The same between its convolutions in one kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(linear_attention(self.qkv(self.norm(x)), HEADS)[0])
+
+
+def _adapt_attention(attention: LinearAttention, kernels: Collection[str]) -> None:
+    if "attention" in kernels:
+        attention.__class__ = FusedLinearAttention
+
+
+ADAPTS[LinearAttention] = _adapt_attention
 
 
 class FullAttention(nn.Module):
