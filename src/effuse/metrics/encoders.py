@@ -93,8 +93,10 @@ class Inception(Encoder):
         return Path(root) / "inception_fid.safetensors"
 
     def network(self, subject: Subject) -> Network:
-        net = inception.load(self.weights).to(subject.device)
-        return lambda images: (net(inception.prepared(images)), None)
+        # tensor cores want channels last; a CPU's convolutions do as well without
+        layout = torch.channels_last if subject.device.type == "cuda" else torch.contiguous_format
+        net = inception.load(self.weights).to(subject.device, memory_format=layout)
+        return lambda images: (net(inception.prepared(images).contiguous(memory_format=layout)), None)
 
 
 @spec
