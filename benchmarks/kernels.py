@@ -28,7 +28,7 @@ from effuse.core.fused import available, norm, norm_backward
 from effuse.core.layout import for_tensor_cores
 
 BATCH, RATE, CACHE = 128, 4.0e12, 150e6
-TILINGS = [(32, 8192), (16, 8192), (64, 8192), (32, 4096), (32, 16384), (16, 16384)]  # WIDTH, HELD
+TILINGS = [(32, 8192), (16, 8192), (64, 8192), (32, 4096), (32, 16384), (16, 16384), (32, 32768), (16, 32768)]  # WIDTH, HELD
 TILES = [(64, 4), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8)]  # TILE, WARPS
 
 

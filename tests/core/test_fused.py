@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from effuse.core.dropout import dropped
-from effuse.core.fused import available, empty_rows, norm, rows
+from effuse.core.fused import available, empty_rows, norm, rows, side_by_side
 
 LAST = torch.channels_last
 # channels, side, groups; shift, gelu before, SiLU after, rate
@@ -87,3 +87,18 @@ def test_where_kernels_cannot_be_built_torchs_own_are_used(monkeypatch):
     with pytest.warns(UserWarning, match="our GPU kernels do not run here, so torch's own do, which are slower: "):
         assert not available(torch.device("cuda", 7))
     assert not available(torch.device("cpu"))
+
+
+def test_layers_side_by_side_are_the_layers():
+    """Two layers of one input, 2 x + 1 and (x, -x): their values and their gradients, apart and together."""
+    layers = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)]
+    with torch.no_grad():
+        for layer, weight, bias in zip(layers, ([[2.0]], [[1.0], [-1.0]]), ([1.0], [0.0, 0.0])):
+            layer.weight.copy_(torch.tensor(weight)), layer.bias.copy_(torch.tensor(bias))
+    x = torch.tensor([[3.0], [4.0]], requires_grad=True)
+    first, second = side_by_side(layers, x)
+    assert first.tolist() == [[7.0], [9.0]] and second.tolist() == [[3.0, -3.0], [4.0, -4.0]]
+    (first.sum() + 10 * second[:, 0].sum()).backward()
+    assert x.grad.tolist() == [[12.0], [12.0]]
+    assert layers[0].weight.grad.tolist() == [[7.0]] and layers[1].weight.grad.tolist() == [[70.0], [0.0]]
+    assert layers[1].bias.grad.tolist() == [20.0, 0.0]

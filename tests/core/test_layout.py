@@ -87,7 +87,7 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     with torch.no_grad():
         for p in plain.parameters():
             p.add_(0.02 * torch.randn_like(p))  # or the last convolution, which starts at zero, would hide the rest
-    fused = for_tensor_cores(copy.deepcopy(plain), ("norm",))
+    fused = for_tensor_cores(copy.deepcopy(plain), ("norm", "attention"))
     assert list(fused.state_dict()) == list(plain.state_dict())
     assert not any(
         type(m) in (nn.GroupNorm, nn.Conv2d, Upsample2D) or type(m) is nn.Dropout and m.p > 0 for m in fused.modules()

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -177,6 +178,12 @@ def normed(
         rate, layer, seed = drop.p, drop.layer, drop.seed
     shift = None if shift is None else shift.float().expand(x.shape[:2]).contiguous()
     return norm(x, shift, by.weight, by.bias, seed, by.num_groups, by.eps, before, after, rate, layer)[0]
+
+
+def side_by_side(layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...]:
+    """What each of the layers makes of x, by one product: a few rows are too little work for a GPU's kernel."""
+    weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
+    return F.linear(x, weight, bias).split([len(layer.weight) for layer in layers], 1)
 
 
 class FusedGroupNorm(nn.GroupNorm):

@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from effuse.core.attention import linear_attention
-from effuse.core.fused import normed
+from effuse.core.fused import normed, side_by_side
 from effuse.core.layout import ADAPTS
 from effuse.core.model import Arch
 from effuse.core.spec import spec
@@ -88,6 +88,7 @@ class ConvNeXtUNet(nn.Module):
             null = self.label.num_embeddings - 1
             labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
             embedding = embedding + self.label(labels)
+        embedding = self.times(embedding)
         x = self.stem(x)
         skips: list[Tensor] = []
         for down in self.downs:
@@ -101,6 +102,10 @@ class ConvNeXtUNet(nn.Module):
             x, _ = up(torch.cat([x, skips.pop()], dim=1), embedding)
         x = self.tail(x)
         return (x, features) if give == "both" else x
+
+    def times(self, embedding: Tensor) -> Any:
+        """What the blocks are told of the time: the embedding, of which each makes its own."""
+        return embedding
 
 
 class Level(nn.Module):
@@ -158,21 +163,40 @@ class Block(nn.Module):
 class FusedBlock(Block):
     """The same block, whose biases, times and GELU are left to the normalisations that follow them."""
 
-    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
+    place: int  # among those who are told the time
+
+    def forward(self, x: Tensor, embedding: tuple[Tensor, ...] | None = None) -> Tensor:  # type: ignore[override]
         norm, widen, _, norm_wide, narrow = self.mix
-        shift = self.depthwise.bias
-        if self.time is not None and embedding is not None:
-            shift = shift + self.time(F.gelu(embedding))
+        shift = self.depthwise.bias if embedding is None else self.depthwise.bias + embedding[self.place]
         h = widen.unbiased(normed(self.depthwise.unbiased(x), norm, shift))
         return narrow(normed(h, norm_wide, widen.bias, before=True)) + self.residual(x)
 
 
-def _adapt_block(block: Block, kernels: Collection[str]) -> None:
+class FusedUNet(ConvNeXtUNet):
+    """The same network, whose blocks' times are one product."""
+
+    def times(self, embedding: Tensor) -> Any:
+        return side_by_side([block.time for block in self.told()], F.gelu(embedding))
+
+    def told(self) -> list[Any]:
+        return [block for level in (*self.downs, self.middle, *self.ups) for block in (level.first, level.second)]
+
+
+def _adapt(net: ConvNeXtUNet, kernels: Collection[str]) -> None:
     if "norm" in kernels:
-        block.__class__ = FusedBlock
+        net.__class__ = FusedUNet
+        for module in net.modules():
+            if type(module) is Block:
+                module.__class__ = FusedBlock
+        for place, block in enumerate(net.told()):
+            block.place = place
+    if "attention" in kernels:
+        for module in net.modules():
+            if type(module) is LinearAttention:
+                module.__class__ = FusedLinearAttention
 
 
-ADAPTS[Block] = _adapt_block
+ADAPTS[ConvNeXtUNet] = _adapt
 
 
 class LinearAttention(nn.Module):
@@ -196,14 +220,6 @@ class FusedLinearAttention(LinearAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.out(linear_attention(self.qkv(self.norm(x)), HEADS)[0])
-
-
-def _adapt_attention(attention: LinearAttention, kernels: Collection[str]) -> None:
-    if "attention" in kernels:
-        attention.__class__ = FusedLinearAttention
-
-
-ADAPTS[LinearAttention] = _adapt_attention
 
 
 class FullAttention(nn.Module):

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
-from effuse.core.fused import FusedGroupNormSiLU, normed
+from effuse.core.fused import FusedGroupNormSiLU, normed, side_by_side
 from effuse.core.layout import ADAPTS, doubled
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
@@ -204,6 +205,7 @@ def network_class() -> type[nn.Module]:
                 null = self.class_embedding.num_embeddings - 1
                 labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
                 embedding = embedding + self.class_embedding(labels)
+            embedding = self.times(embedding)
             x = self.conv_in(x)
             skips = (x,)
             for down in self.down_blocks:
@@ -219,13 +221,27 @@ def network_class() -> type[nn.Module]:
             x = self.conv_out(self.conv_act(self.conv_norm_out(x)))
             return (x, features) if give == "both" else x
 
+        def times(self, embedding: Tensor) -> Any:
+            """What the blocks are told of the time: the embedding, of which each makes its own."""
+            return embedding
+
+    class FusedNetwork(Network):
+        """The same network, whose blocks' times are one product."""
+
+        def times(self, embedding: Tensor) -> Any:
+            return side_by_side([block.time_emb_proj for block in self.told()], F.silu(embedding))
+
+        def told(self) -> list[Any]:
+            return [block for level in (*self.down_blocks, self.mid_block, *self.up_blocks) for block in level.resnets]
+
     class FusedResnetBlock(ResnetBlock2D):
         """The same block, whose biases, times, SiLU and dropout are left to its normalisations."""
 
-        def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        place: int  # among those who are told the time
+
+        def forward(self, x: Tensor, temb: tuple[Tensor, ...]) -> Tensor:
             h = self.conv1.unbiased(normed(x, self.norm1, after=True))
-            shift = self.conv1.bias + self.time_emb_proj(self.nonlinearity(temb))
-            h = self.conv2(normed(h, self.norm2, shift, after=True, drop=self.dropout))
+            h = self.conv2(normed(h, self.norm2, self.conv1.bias + temb[self.place], after=True, drop=self.dropout))
             return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
 
     class Doubling(Upsample2D):
@@ -238,10 +254,13 @@ def network_class() -> type[nn.Module]:
         for module in net.modules():
             if type(module) is Upsample2D:
                 module.__class__ = Doubling
-            elif "norm" in kernels and type(module) is ResnetBlock2D and module.time_embedding_norm == "default":
-                module.__class__ = FusedResnetBlock
-        if "norm" in kernels:
-            net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
+        if "norm" not in kernels:
+            return
+        net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
+        if net.config.resnet_time_scale_shift == "default":
+            net.__class__ = FusedNetwork
+            for place, block in enumerate(net.told()):
+                block.__class__, block.place = FusedResnetBlock, place
 
     ADAPTS[Network] = adapt
     return Network
