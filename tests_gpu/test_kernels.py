@@ -107,6 +107,23 @@ def test_padded_rows_and_awkward_layouts_are_read_as_they_are():
             assert off(a, b) < 1e-4
 
 
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("side", [28, 7])
+def test_a_shift_may_be_every_images_or_lie_in_other_rows(side, gelu):
+    x, _, weight, bias, *options = arguments(56, side, 1, False, gelu, False, 0.0, torch.float32)
+    dy = normal(BATCH, 56, side, side, seed=1)
+    one, wide = torch.randn(56, device=DEVICE), torch.randn(BATCH, 200, device=DEVICE).bfloat16()
+    for shift, full in ((one, one.expand(BATCH, 56)), (wide[:, 100:156], wide[:, 100:156].float())):
+        found, wanted = (
+            passes(f, (x, s.detach().requires_grad_(), weight, bias, *options), dy)
+            for f, s in ((fused, shift), (plain, full))
+        )
+        if shift.ndim == 1:
+            wanted[2] = wanted[2].sum(0)
+        for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
+            assert a.shape == b.shape and off(a, b) < (8e-3 if i == 2 and shift is not one else 2e-4), i
+
+
 @pytest.mark.parametrize("side", [32, 8])
 def test_a_kernels_mask_is_the_written_one(side):
     """Weight 0 and bias 1: every element is silu(1) / 0.9 or 0, by the hash; another seed, another tenth."""

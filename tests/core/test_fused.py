@@ -90,15 +90,30 @@ def test_where_kernels_cannot_be_built_torchs_own_are_used(monkeypatch):
 
 
 def test_layers_side_by_side_are_the_layers():
-    """Two layers of one input, 2 x + 1 and (x, -x): their values and their gradients, apart and together."""
+    """Two layers of one input, 2 x + 1 and (x, -x), 10 and (0, 20) added: values and gradients, of what is added, too."""
     layers = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)]
     with torch.no_grad():
         for layer, weight, bias in zip(layers, ([[2.0]], [[1.0], [-1.0]]), ([1.0], [0.0, 0.0])):
             layer.weight.copy_(torch.tensor(weight)), layer.bias.copy_(torch.tensor(bias))
     x = torch.tensor([[3.0], [4.0]], requires_grad=True)
-    first, second = side_by_side(layers, x)
-    assert first.tolist() == [[7.0], [9.0]] and second.tolist() == [[3.0, -3.0], [4.0, -4.0]]
+    more = [torch.tensor([10.0], requires_grad=True), torch.tensor([0.0, 20.0], requires_grad=True)]
+    first, second = side_by_side(layers, x, more)
+    assert first.tolist() == [[17.0], [19.0]] and second.tolist() == [[3.0, 17.0], [4.0, 16.0]]
     (first.sum() + 10 * second[:, 0].sum()).backward()
     assert x.grad.tolist() == [[12.0], [12.0]]
     assert layers[0].weight.grad.tolist() == [[7.0]] and layers[1].weight.grad.tolist() == [[70.0], [0.0]]
-    assert layers[1].bias.grad.tolist() == [20.0, 0.0]
+    assert layers[1].bias.grad.tolist() == more[1].grad.tolist() == [20.0, 0.0] and more[0].grad.tolist() == [2.0]
+
+
+def test_a_shift_may_be_every_images_or_lie_in_other_rows():
+    """One number a channel is the same for all images; a part of wider rows, in bf16, is read where it lies."""
+    x, weight, bias, one, wide = (torch.randn(s) for s in ((3, 8, 2, 2), (8,), (8,), (8,), (3, 20)))
+    rest = (weight, bias, None, 2, 1e-5, True, False, 0.0, 0)
+    for learnt, part in ((one, lambda t: t), (wide.bfloat16(), lambda t: t[:, 5:13])):
+        learnt.requires_grad_()
+        y, wanted = norm(x, part(learnt), *rest)[0], plain(x, part(learnt.float()).expand(3, 8), *rest)
+        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+        dy = torch.randn_like(wanted)
+        (found,), (right,) = (torch.autograd.grad(out, learnt, dy) for out in (y, wanted))
+        assert found.dtype == learnt.dtype
+        torch.testing.assert_close(found.float(), right.float(), rtol=1e-2, atol=1e-2)

@@ -12,40 +12,43 @@ from effuse.core.fused import empty_rows, kernels_for, rows
 def linear_attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries weigh, by a softmax over features, a context: the values that keys weigh by a softmax over positions.
 
-    `qkv` is B x (3 heads features) x places; beside the output, of every head its context and what made its softmax.
+    `qkv` is B x (3 heads features) x places; beside the output, of every head its context and what made its softmax, as numbers in
+    a row: what has four dimensions, a compiler would keep with channels last.
     """
     out, context, norm = _room(qkv, heads)
     kernels = kernels_for(qkv, "attention")
     if kernels is not None:
         qkv, row = rows(qkv)
         with torch.cuda.device_of(qkv):
-            kernels.forward(qkv, out, context, norm, row, _scale(context))
+            kernels.forward(qkv, out, context, norm, row)
         return out, context, norm
     q, k, v = _heads(qkv, heads)
-    norm[:, :, 0] = k.amax(-1)
-    norm[:, :, 1] = (k - norm[:, :, 0, :, None]).exp().sum(-1)
-    context.copy_(_weights(k, norm) @ v.mT)
-    out.copy_((context.mT @ q.softmax(-2) * _scale(context)).reshape(out.shape))
+    most = k.amax(-1)
+    norm.copy_(torch.cat([most, (k - most[..., None]).exp().sum(-1)], -1))
+    square = _weights(k, norm) @ v.mT
+    context.copy_(square.flatten(2))
+    out.copy_((square.mT @ q.softmax(-2) * q.shape[2] ** -0.5).reshape(out.shape))
     return out, context, norm
 
 
 @torch.library.custom_op("effuse::linear_attention_backward", mutates_args=())
 def linear_attention_backward(qkv: Tensor, dout: Tensor, context: Tensor, norm: Tensor) -> Tensor:
     """The gradient of `qkv`."""
-    dqkv, heads, scale = empty_rows(qkv), context.shape[1], _scale(context)
+    dqkv, context, norm = empty_rows(qkv), context.contiguous(), norm.contiguous()
     kernels = kernels_for(qkv, "attention")
     if kernels is not None:
         (qkv, row), (dout, drow) = rows(qkv), rows(dout)
         with torch.cuda.device_of(qkv):
-            kernels.gradients(qkv, dout, context, norm, dqkv, row, drow, scale)
+            kernels.gradients(qkv, dout, context, norm, dqkv, row, drow)
         return dqkv
-    q, k, v = _heads(qkv, heads)
+    q, k, v = _heads(qkv, context.shape[1])
+    square, scale = context.unflatten(2, (q.shape[2], -1)), q.shape[2] ** -0.5
     g = dout.reshape(q.shape).float()
     s, weight = q.softmax(-2), _weights(k, norm)
     slope = scale * s @ g.mT
-    up = scale * context @ g
+    up = scale * square @ g
     dq = s * (up - (s * up).sum(-2, keepdim=True))
-    dk = weight * (slope @ v - (context * slope).sum(-1, keepdim=True))
+    dk = weight * (slope @ v - (square * slope).sum(-1, keepdim=True))
     dv = slope.mT @ weight
     return dqkv.copy_(torch.stack([dq, dk, dv], 1).reshape(qkv.shape))
 
@@ -53,12 +56,8 @@ def linear_attention_backward(qkv: Tensor, dout: Tensor, context: Tensor, norm: 
 def _room(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     B, C = qkv.shape[:2]
     D = C // (3 * heads)
-    fp32 = {"dtype": torch.float32, "device": qkv.device}
-    return empty_rows(qkv[:, : C // 3]), torch.empty((B, heads, D, D), **fp32), torch.empty((B, heads, 2, D), **fp32)
-
-
-def _scale(context: Tensor) -> float:
-    return context.shape[-1] ** -0.5
+    context, norm = (torch.empty((B, heads, n * D), dtype=torch.float32, device=qkv.device) for n in (D, 2))
+    return empty_rows(qkv[:, : C // 3]), context, norm
 
 
 def _heads(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
@@ -66,7 +65,8 @@ def _heads(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
 
 
 def _weights(k: Tensor, norm: Tensor) -> Tensor:
-    return (k - norm[:, :, 0, :, None]).exp() / norm[:, :, 1, :, None]
+    most, total = norm[..., None].chunk(2, 2)
+    return (k - most).exp() / total
 
 
 @linear_attention.register_fake

@@ -69,7 +69,10 @@ def norm(
     x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, groups: int, eps: float,
     before: bool, after: bool, rate: float, layer: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`."""
+    """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`.
+
+    A shift has a number for every channel, or for every image and channel; rows of the latter may be far apart.
+    """
     y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
     kernels = kernels_for(x, "norm")
     if kernels is not None:
@@ -126,7 +129,7 @@ def norm_backward(
 
 
 def _shifted(x: Tensor, shift: Tensor | None) -> Tensor:
-    return x.float() if shift is None else x.float() + shift.view(*shift.shape, *[1] * (x.ndim - 2))
+    return x.float() if shift is None else x.float() + shift.float()[..., *[None] * (x.ndim - 2)]
 
 
 def _hat(u: Tensor, stats: Tensor) -> Tensor:
@@ -157,8 +160,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _back(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
     x, shift, weight, bias, seed, stats = ctx.saved_tensors
     dx, sums = norm_backward(x, dy, shift, weight, bias, seed, stats, *ctx.options)
-    dw, db = sums[:2].sum(1)
-    return dx, None if shift is None else sums[2], dw, db, None, None, None, None, None, None, None
+    if shift is not None and shift.ndim == 1:
+        dw, db, shifted = sums.sum(1)
+    else:
+        (dw, db), shifted = sums[:2].sum(1), None if shift is None else sums[2]
+    shifted = None if shift is None or shifted is None else shifted.to(shift.dtype)
+    return dx, shifted, dw, db, None, None, None, None, None, None, None
 
 
 norm.register_autograd(_back, setup_context=_keep)
@@ -176,14 +183,13 @@ def normed(
     rate, layer, seed = 0.0, 0, None
     if isinstance(drop, KeyedDropout) and drop.training:
         rate, layer, seed = drop.p, drop.layer, drop.seed
-    shift = None if shift is None else shift.float().expand(x.shape[:2]).contiguous()
     return norm(x, shift, by.weight, by.bias, seed, by.num_groups, by.eps, before, after, rate, layer)[0]
 
 
-def side_by_side(layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...]:
-    """What each of the layers makes of x, by one product: a few rows are too little work for a GPU's kernel."""
+def side_by_side(layers: Sequence[nn.Linear], x: Tensor, more: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What each of the layers makes of x and `more`, by one product: a few rows are too little work for a GPU's kernel."""
     weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
-    return F.linear(x, weight, bias).split([len(layer.weight) for layer in layers], 1)
+    return F.linear(x, weight, bias + torch.cat(list(more))).split([len(layer.weight) for layer in layers], 1)
 
 
 class FusedGroupNorm(nn.GroupNorm):

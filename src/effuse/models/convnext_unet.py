@@ -167,16 +167,17 @@ class FusedBlock(Block):
 
     def forward(self, x: Tensor, embedding: tuple[Tensor, ...] | None = None) -> Tensor:  # type: ignore[override]
         norm, widen, _, norm_wide, narrow = self.mix
-        shift = self.depthwise.bias if embedding is None else self.depthwise.bias + embedding[self.place]
+        shift = self.depthwise.bias if embedding is None else embedding[self.place]
         h = widen.unbiased(normed(self.depthwise.unbiased(x), norm, shift))
         return narrow(normed(h, norm_wide, widen.bias, before=True)) + self.residual(x)
 
 
 class FusedUNet(ConvNeXtUNet):
-    """The same network, whose blocks' times are one product."""
+    """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
 
     def times(self, embedding: Tensor) -> Any:
-        return side_by_side([block.time for block in self.told()], F.gelu(embedding))
+        blocks = self.told()
+        return side_by_side([b.time for b in blocks], F.gelu(embedding), [b.depthwise.bias for b in blocks])
 
     def told(self) -> list[Any]:
         return [block for level in (*self.downs, self.middle, *self.ups) for block in (level.first, level.second)]

@@ -226,10 +226,11 @@ def network_class() -> type[nn.Module]:
             return embedding
 
     class FusedNetwork(Network):
-        """The same network, whose blocks' times are one product."""
+        """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
 
         def times(self, embedding: Tensor) -> Any:
-            return side_by_side([block.time_emb_proj for block in self.told()], F.silu(embedding))
+            blocks = self.told()
+            return side_by_side([b.time_emb_proj for b in blocks], F.silu(embedding), [b.conv1.bias for b in blocks])
 
         def told(self) -> list[Any]:
             return [block for level in (*self.down_blocks, self.mid_block, *self.up_blocks) for block in level.resnets]
@@ -241,7 +242,7 @@ def network_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, temb: tuple[Tensor, ...]) -> Tensor:
             h = self.conv1.unbiased(normed(x, self.norm1, after=True))
-            h = self.conv2(normed(h, self.norm2, self.conv1.bias + temb[self.place], after=True, drop=self.dropout))
+            h = self.conv2(normed(h, self.norm2, temb[self.place], after=True, drop=self.dropout))
             return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
 
     class Doubling(Upsample2D):

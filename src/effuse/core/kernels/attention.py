@@ -107,25 +107,20 @@ def attention_backward(
         tl.store(place + 2 * INNER, dv.to(v.dtype), mask=inside)
 
 
-def _tile(P: int) -> int:
-    return max(16, min(TILE, triton.next_power_of_2(P)))
+def _shared_out(qkv: Tensor, norm: Tensor) -> tuple[tuple[int, int], dict[str, int], float]:
+    """A program for every head of every image, how it walks, and by how much queries are scaled."""
+    images, heads, D = norm.shape[0], norm.shape[1], norm.shape[2] // 2
+    tile = max(16, min(TILE, triton.next_power_of_2(qkv[0, 0].numel())))
+    return (heads, images), {"HEADS": heads, "D": D, "BP": tile, "num_warps": WARPS}, D**-0.5
 
 
-def forward(qkv: Tensor, out: Tensor, context: Tensor, norm: Tensor, row: int, scale: float) -> None:
+def forward(qkv: Tensor, out: Tensor, context: Tensor, norm: Tensor, row: int) -> None:
     """Fill the output, the context of every head, and the largest key and the sum by which its softmax was made."""
-    images, heads, D, _ = context.shape
-    P = qkv[0, 0].numel()
-    attention_forward[heads, images](
-        qkv, out, context, norm, P, scale, HEADS=heads, D=D, ROW=row, BP=_tile(P), num_warps=WARPS
-    )
+    programs, sizes, scale = _shared_out(qkv, norm)
+    attention_forward[programs](qkv, out, context, norm, qkv[0, 0].numel(), scale, ROW=row, **sizes)
 
 
-def gradients(
-    qkv: Tensor, dout: Tensor, context: Tensor, norm: Tensor, dqkv: Tensor, row: int, drow: int, scale: float
-) -> None:
+def gradients(qkv: Tensor, dout: Tensor, context: Tensor, norm: Tensor, dqkv: Tensor, row: int, drow: int) -> None:
     """Fill the gradients of queries, keys and values."""
-    images, heads, D, _ = context.shape
-    P = qkv[0, 0].numel()
-    attention_backward[heads, images](
-        qkv, dout, context, norm, dqkv, P, scale, HEADS=heads, D=D, ROW=row, DROW=drow, BP=_tile(P), num_warps=WARPS
-    )
+    programs, sizes, scale = _shared_out(qkv, norm)
+    attention_backward[programs](qkv, dout, context, norm, dqkv, qkv[0, 0].numel(), scale, ROW=row, DROW=drow, **sizes)

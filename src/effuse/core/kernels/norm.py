@@ -111,8 +111,8 @@ def _write(
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def norm_forward(
     x_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, stats_ptr, P, salt, threshold, scale, eps,
-    C: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
-    WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
+    C: tl.constexpr, ROW: tl.constexpr, SROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(1)
     lane = tl.arange(0, BC)
@@ -120,7 +120,7 @@ def norm_forward(
     on = (lane < CHUNK) & (c < C)
     shift = tl.zeros([BC], tl.float32)
     if SHIFT:
-        shift = tl.load(shift_ptr + image * C + c, mask=on, other=0.0)
+        shift = tl.load(shift_ptr + image * SROW + c, mask=on, other=0.0).to(tl.float32)
     first, second = 0, 0
     if DROP:
         first, second = _keys(seed_ptr, salt)
@@ -201,8 +201,8 @@ def _slope(
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def norm_backward(
     x_ptr, dy_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, stats_ptr, dx_ptr, sums_ptr, P, images, salt, threshold, scale,
-    C: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+    C: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, SROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr,
+    BC: tl.constexpr, BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
     DROP: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(1)
@@ -211,7 +211,7 @@ def norm_backward(
     on = (lane < CHUNK) & (c < C)
     shift = tl.zeros([BC], tl.float32)
     if SHIFT:
-        shift = tl.load(shift_ptr + image * C + c, mask=on, other=0.0)
+        shift = tl.load(shift_ptr + image * SROW + c, mask=on, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + c, mask=on, other=0.0)
     G: tl.constexpr = C // D
     mean = tl.load(stats_ptr + 2 * image * G + c // D, mask=on, other=0.0)
@@ -305,6 +305,11 @@ def warps(elements: int) -> int:
     return max(1, min(32, elements // 512))
 
 
+def _apart(shift: Tensor | None) -> int:
+    """How far apart the shifts of two images are: not at all where all images have the same."""
+    return 0 if shift is None or shift.ndim == 1 else shift.stride(0)
+
+
 def forward(
     x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, y: Tensor, stats: Tensor,
     row: int, groups: int, eps: float, before: bool, after: bool, rate: float, layer: int,
@@ -315,7 +320,7 @@ def forward(
     t = tiling(C, P, groups, tensors=1)
     norm_forward[(triton.cdiv(C, t["CHUNK"]), images)](
         x, x if shift is None else shift, weight, bias, x if seed is None else seed, y, stats, P, salt(layer),
-        threshold(rate), 1 / (1 - rate), eps, C=C, ROW=row, SHIFT=shift is not None, BEFORE=before, AFTER=after,
+        threshold(rate), 1 / (1 - rate), eps, C=C, ROW=row, SROW=_apart(shift), SHIFT=shift is not None, BEFORE=before, AFTER=after,
         DROP=rate > 0, **t,
     )  # fmt: skip
 
@@ -330,6 +335,6 @@ def gradients(
     t = tiling(C, P, groups, tensors=2)
     norm_backward[(triton.cdiv(C, t["CHUNK"]), images)](
         x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P, images,
-        salt(layer), threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SHIFT=shift is not None, BEFORE=before,
+        salt(layer), threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SROW=_apart(shift), SHIFT=shift is not None, BEFORE=before,
         AFTER=after, DROP=rate > 0, **t,
     )  # fmt: skip
