@@ -20,6 +20,7 @@ from effuse.core.model import Arch
 from effuse.core.spec import build_text
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
+from effuse.pruning.prune import cut
 
 CONVOLUTIONS = {
     "aligned": lambda: nn.Conv2d(8, 16, 3, padding=1),
@@ -74,6 +75,9 @@ def test_other_kinds_of_padding_are_left_alone() -> None:
 NETS = {
     "convnext": ConvnextUnet(dim=8),
     "unet": Unet(widths=(32, 64), layers=1, attention=(4,)),
+    "unet with heads and classes": Unet(widths=(32, 64), layers=1, attention=(4,), heads=16, conditional=True),
+    "unet, pruned": Unet(widths=(32, 64), layers=1, attention=(4,), groups=4),
+    "convnext, pruned": ConvnextUnet(dim=8),
     "unet with dropout": Unet(widths=(32, 64), layers=1, attention=(4,), dropout=0.1),
     "unet, times scale": Unet(widths=(32, 64), layers=1, attention=(), dropout=0.1, resnet_time_scale_shift="scale_shift"),
 }
@@ -83,7 +87,8 @@ NETS = {
 def test_a_fused_network_is_the_same_network(name: str) -> None:
     """Names, outputs and gradients; with dropout, the masks of one seed are the same in a kernel and beside it."""
     torch.manual_seed(0)
-    plain = NETS[name].resolved(Shape(8, 1, 10)).build()
+    arch = NETS[name].resolved(Shape(8, 1, 10))
+    plain = (cut(arch, 0.3) if "pruned" in name else arch).build()
     with torch.no_grad():
         for p in plain.parameters():
             p.add_(0.02 * torch.randn_like(p))  # or the last convolution, which starts at zero, would hide the rest

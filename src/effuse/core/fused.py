@@ -186,10 +186,11 @@ def normed(
     return norm(x, shift, by.weight, by.bias, seed, by.num_groups, by.eps, before, after, rate, layer)[0]
 
 
-def side_by_side(layers: Sequence[nn.Linear], x: Tensor, more: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What each of the layers makes of x and `more`, by one product: a few rows are too little work for a GPU's kernel."""
+def side_by_side(layers: Sequence[nn.Linear], x: Tensor, more: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+    """What each of the layers makes of x, plus what there is `more`, by one product instead of several small ones."""
     weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
-    return F.linear(x, weight, bias + torch.cat(list(more))).split([len(layer.weight) for layer in layers], 1)
+    y = F.linear(x, weight, bias + torch.cat(list(more)) if more else bias)
+    return y.split([len(layer.weight) for layer in layers], -1)
 
 
 class FusedGroupNorm(nn.GroupNorm):

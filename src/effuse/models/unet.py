@@ -195,6 +195,7 @@ def network_class() -> type[nn.Module]:
     Its forward pass is diffusers' own for the configurations that we allow, written out because a loss may want to see the middle.
     """
     from diffusers import UNet2DModel
+    from diffusers.models.attention_processor import Attention
     from diffusers.models.resnet import ResnetBlock2D
     from diffusers.models.upsampling import Upsample2D
 
@@ -245,6 +246,16 @@ def network_class() -> type[nn.Module]:
             h = self.conv2(normed(h, self.norm2, temb[self.place], after=True, drop=self.dropout))
             return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
 
+    class FusedAttention(Attention):
+        """The same attention, whose queries, keys and values are one product; positions lie in rows as they come."""
+
+        def forward(self, x: Tensor, temb: Any = None) -> Tensor:
+            rows = self.group_norm(x).movedim(1, -1).flatten(1, 2)
+            parts = side_by_side([self.to_q, self.to_k, self.to_v], rows)
+            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+            h = self.to_out[0](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return x + h.unflatten(1, x.shape[2:]).movedim(-1, 1)
+
     class Doubling(Upsample2D):
         """The same, its positions copied as they lie."""
 
@@ -258,6 +269,9 @@ def network_class() -> type[nn.Module]:
         if "norm" not in kernels:
             return
         net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
+        for module in net.modules():
+            if type(module) is Attention and module.group_norm is not None:  # none in the middle where times scale
+                module.__class__ = FusedAttention
         if net.config.resnet_time_scale_shift == "default":
             net.__class__ = FusedNetwork
             for place, block in enumerate(net.told()):
