@@ -1,9 +1,9 @@
 """Ideas for a faster step that we did not build in, each measured against what a step does today.
 
-    python benchmarks/ideas.py [--quick] [--json] [--only 3M|36M] [--idea flat|dense|native|products|vectorised|fp8]
+    python benchmarks/ideas.py [--quick] [--json] [--only 3M|36M] [--idea flat|dense|first|native|products|vectorised|fp8]
 
 `flat`: Adam over one buffer of all weights instead of over a list of them. `dense`: depthwise convolutions as full ones whose
-weights are zero off the diagonal, for the tensor cores' sake; `native`: by torch's own kernels, channels first, instead of cuDNN's.
+weights are zero off the diagonal, for the tensor cores' sake; `first`: with channels first; `native`: so and by torch's own kernels, not cuDNN's.
 `products`: attention as two matrix products and a compiled softmax instead of flash attention, the one with a gradient that repeats.
 `vectorised`: five clients in one batch, whose convolutions become grouped ones and whose matrix products batched ones, against five
 calls one after the other. `fp8`: the matrix products forwards with inputs rounded to eight bits (scales known beforehand), against
@@ -143,14 +143,18 @@ def dense(name: str, device: torch.device) -> tuple[float, float]:
     return now, tried
 
 
-def native(name: str, device: torch.device) -> tuple[float, float]:
+def first(name: str, device: torch.device, enabled: bool = True) -> tuple[float, float]:
     now = tried = 0.0
     for product, times in _depthwise(name):
         with _cudnn():
             now += times * microseconds([product.call(1, device)] * 4)
-        with _cudnn(enabled=False):
+        with _cudnn(enabled):
             tried += times * microseconds([product.call(1, device, last=False)] * 4)
     return now, tried
+
+
+def native(name: str, device: torch.device) -> tuple[float, float]:
+    return first(name, device, enabled=False)
 
 
 def _depthwise(name: str) -> list[tuple[Product, int]]:
@@ -205,13 +209,19 @@ def _eighths(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
 IDEAS: dict[str, Callable[[str, torch.device], tuple[float, float]]] = {
     "flat": flat,
     "dense": dense,
+    "first": first,
     "native": native,
     "products": products_of_attention,
     "vectorised": vectorised,
     "fp8": fp8,
 }
 # what has none of it is not asked
-CONCERNED: dict[str, Callable[[str], Any]] = {"dense": _depthwise, "native": _depthwise, "products": ATTENTIONS.get}
+CONCERNED: dict[str, Callable[[str], Any]] = {
+    "dense": _depthwise,
+    "first": _depthwise,
+    "native": _depthwise,
+    "products": ATTENTIONS.get,
+}
 
 
 def main() -> None:
