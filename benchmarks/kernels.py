@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from effuse.core.attention import linear_attention, linear_attention_backward
 from effuse.core.captured import KERNELS
-from effuse.core.fused import available, norm, norm_backward
+from effuse.core.fused import norm, norm_backward
+from effuse.core.kernels import available
 from effuse.core.layout import for_tensor_cores
 
 BATCH, RATE, CACHE = 128, 4.0e12, 150e6

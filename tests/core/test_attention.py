@@ -28,7 +28,7 @@ def test_attention_and_its_gradient(heads, width, places):
     assert found.is_contiguous(memory_format=LAST) and (found - right).norm() < 1e-5 * right.norm()
 
 
-def test_one_position_has_the_whole_weight():
+def test_two_positions_share_the_weight():
     """One head of width 1, two positions with keys 0 and log 3: weights 1/4 and 3/4 of the values 4 and 8 are 7, for either query."""
     qkv = torch.tensor([[5.0, -5.0], [0.0, torch.tensor(3.0).log()], [4.0, 8.0]])[None, :, :, None]
     out, context, norm = linear_attention(qkv, 1)

@@ -266,3 +266,8 @@ def test_fused_fits_are_the_plain_ones(monkeypatch):
 
 def test_without_a_gpu_there_are_no_kernels():
     assert Captured(CPU, TASK).kernels == frozenset()
+
+
+def test_the_compiler_has_the_switches_we_turn():
+    """A torch that drops one would silently compile slower steps, or ones that another process does not repeat."""
+    assert hasattr(torch._inductor.config, captured.TRIES_TILINGS) and hasattr(torch._inductor.config, "deterministic")

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from effuse.core.dropout import dropped
-from effuse.core.fused import available, empty_rows, norm, rows, side_by_side
+from effuse.core.fused import empty_rows, norm, rows, side_by_side
+from effuse.core.kernels import available
 
 LAST = torch.channels_last
 # channels, side, groups; shift, gelu before, SiLU after, rate

@@ -2,11 +2,15 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
+from effuse.core.data import Shape
 from effuse.core.halves import Halved, halve, rounded_weights
 from effuse.core.layout import for_tensor_cores
+from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.unet import Unet
 
 
 def network() -> nn.Module:
@@ -17,6 +21,33 @@ def network() -> nn.Module:
         nn.Linear(4, 2, bias=False),
     )  # fmt: skip
     return for_tensor_cores(net, ("norm",))
+
+
+UNETS = {
+    "convnext": ConvnextUnet(dim=8).resolved(Shape(8, 1, 10)),
+    "unet": Unet(widths=(32, 64), layers=1, attention=(4,)).resolved(Shape(8, 1, 10)),
+}
+
+
+@pytest.mark.parametrize("name", UNETS)
+def test_the_bits_of_fused_networks_are_autocasts(name: str) -> None:
+    """Where weights and biases of several layers are put together first, too; and a network that only draws may keep them rounded."""
+    torch.manual_seed(0)
+    net = for_tensor_cores(UNETS[name].build(), ("norm", "attention"))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 700])
+    found = []
+    for run in (net, Halved(net, lambda run: run)):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            y = run(x, t)
+        found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), list(net.parameters()))])
+    halve(net)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert torch.equal(net(x, t), found[0][0])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
 
 
 def gradients(run, net: nn.Module, prox: bool) -> list[torch.Tensor]:

@@ -94,6 +94,13 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
             p.add_(0.02 * torch.randn_like(p))  # or the last convolution, which starts at zero, would hide the rest
     fused = for_tensor_cores(copy.deepcopy(plain), ("norm", "attention"))
     assert list(fused.state_dict()) == list(plain.state_dict())
+    kinds = {type(m).__name__ for m in fused.modules()}
+    if "convnext" in name:
+        assert {"FusedUNet", "FusedBlock", "FusedLinearAttention"} <= kinds and "LinearAttention" not in kinds
+    elif "times" in name:
+        assert not {"FusedNetwork", "FusedResnetBlock", "FusedAttention"} & kinds  # times that scale are left alone
+    else:
+        assert {"FusedNetwork", "FusedResnetBlock", "FusedAttention"} <= kinds and "ResnetBlock2D" not in kinds
     assert not any(
         type(m) in (nn.GroupNorm, nn.Conv2d, Upsample2D) or type(m) is nn.Dropout and m.p > 0 for m in fused.modules()
     )
@@ -109,6 +116,17 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     found = [_passes(net, x, t) for net in (fused, plain)]
     for a, b in zip(*found, strict=True):
         assert (a - b).norm() <= 1e-4 * b.norm() + 1e-5  # some gradients are zero on paper
+
+
+@pytest.mark.parametrize("name", ["convnext", "unet"])
+def test_what_features_have_no_use_for_has_no_gradient(name: str) -> None:
+    """Neither in the fused network, whose blocks are told the time together: zeros would let weight decay move the decoder."""
+    plain = NETS[name].resolved(Shape(8, 1, 10)).build()
+    without = []
+    for net in (for_tensor_cores(copy.deepcopy(plain), ("norm", "attention")), plain):
+        net(torch.randn(2, 1, 8, 8), torch.tensor([1, 2]), give="features").sum().backward()
+        without.append({k for k, p in net.named_parameters() if p.grad is None})
+    assert without[0] == without[1] and len(without[0]) > 10
 
 
 def test_blocks_of_other_networks_stay_what_they_are() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from effuse.core.fused import empty_rows, kernels_for, rows
+from effuse.core.fused import empty_rows, rows
+from effuse.core.kernels import kernels_for
 
 
 @torch.library.custom_op("effuse::linear_attention", mutates_args=())
@@ -16,7 +17,7 @@ def linear_attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     a row: what has four dimensions, a compiler would keep with channels last.
     """
     out, context, norm = _room(qkv, heads)
-    kernels = kernels_for(qkv, "attention")
+    kernels = _kernels(qkv, norm)
     if kernels is not None:
         qkv, row = rows(qkv)
         with torch.cuda.device_of(qkv):
@@ -35,7 +36,7 @@ def linear_attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 def linear_attention_backward(qkv: Tensor, dout: Tensor, context: Tensor, norm: Tensor) -> Tensor:
     """The gradient of `qkv`."""
     dqkv, context, norm = empty_rows(qkv), context.contiguous(), norm.contiguous()
-    kernels = kernels_for(qkv, "attention")
+    kernels = _kernels(qkv, norm)
     if kernels is not None:
         (qkv, row), (dout, drow) = rows(qkv), rows(dout)
         with torch.cuda.device_of(qkv):
@@ -51,6 +52,12 @@ def linear_attention_backward(qkv: Tensor, dout: Tensor, context: Tensor, norm: 
     dk = weight * (slope @ v - (square * slope).sum(-1, keepdim=True))
     dv = slope.mT @ weight
     return dqkv.copy_(torch.stack([dq, dk, dv], 1).reshape(qkv.shape))
+
+
+def _kernels(qkv: Tensor, norm: Tensor) -> Any:
+    """For heads whose features a tensor core can take as they are."""
+    D = norm.shape[2] // 2
+    return kernels_for(qkv, "attention") if D >= 16 and D & (D - 1) == 0 else None
 
 
 def _room(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from effuse.core.data import Dataset, Shard
 from effuse.core.drawing import Evaluation, Recorded
 from effuse.core.dropout import seed_of
-from effuse.core.fused import available
 from effuse.core.halves import Halved
+from effuse.core.kernels import available
 from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
@@ -30,6 +30,7 @@ from effuse.core.solvers import Fit, Solver
 from effuse.core.task import Batch, Net, Task
 
 KERNELS = ("norm", "attention", "cast")  # what we do ourselves, where our kernels run
+TRIES_TILINGS = "write_are_deterministic_algorithms_enabled"  # unless it is told that it is in torch's deterministic mode
 VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
 
 
@@ -115,8 +116,9 @@ class Captured(Eager):
         torch._dynamo.config.recompile_limit = VARIANTS
         # recordings are made in torch's deterministic mode, in which the compiler would not try tilings of reductions either; a tiling
         # repeats to the bit, and only a run that must give the same bits in any process goes without the trial
-        choice = "deterministic" if self.reproducible else "write_are_deterministic_algorithms_enabled"
-        return torch.compile(module, dynamic=False, options={choice: self.reproducible})
+        choice = "deterministic" if self.reproducible else TRIES_TILINGS
+        options = {choice: self.reproducible} if hasattr(torch._inductor.config, choice) else None
+        return torch.compile(module, dynamic=False, options=options)
 
     def trained(self, net: nn.Module) -> Any:
         """The network as a training step calls it."""

@@ -4,11 +4,6 @@ They are custom operators, so torch.compile takes them as they are and CUDA grap
 last, and make it so where it is not.
 """
 
-import functools
-import importlib
-import importlib.util
-import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,32 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effuse.core.dropout import KeyedDropout, dropped
-
-
-@functools.cache
-def available(device: torch.device) -> bool:
-    """Whether our kernels run there, by trying: Triton needs a compiler for C and a place for what it has built."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
-    try:
-        x, ones = torch.zeros(1, 8, 2, 2, dtype=torch.bfloat16, device=device), torch.ones(8, device=device)
-        y, stats = norm(x, None, ones, ones, None, 2, 1e-6, False, True, 0.0, 0)
-        norm_backward(x, y, None, ones, ones, None, stats, False, True, 0.0, 0)
-        torch.cuda.synchronize(device)
-    except Exception as error:
-        warnings.warn(f"our GPU kernels do not run here, so torch's own do, which are slower: {error}", stacklevel=2)
-        return False
-    return True
-
-
-def kernels_for(x: Tensor, name: str) -> Any:
-    """A file of Triton kernels for a tensor, or None where plain torch is to do it."""
-    return importlib.import_module(f"effuse.core.kernels.{name}") if x.is_cuda or _interpreted() else None
-
-
-@functools.cache
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+from effuse.core.kernels import kernels_for
 
 
 def rows(x: Tensor) -> tuple[Tensor, int]:
@@ -57,6 +27,10 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
         if x.stride(1) == 1 and row >= x.shape[1]:
             return x, row
     return empty_rows(x).copy_(x), x.shape[1]
+
+
+def _in_rows(shift: Tensor | None) -> Tensor | None:
+    return shift if shift is None or shift.stride(-1) == 1 else shift.contiguous()
 
 
 def empty_rows(x: Tensor) -> Tensor:
@@ -76,7 +50,7 @@ def norm(
     y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
     kernels = kernels_for(x, "norm")
     if kernels is not None:
-        x, row = rows(x)
+        (x, row), shift = rows(x), _in_rows(shift)
         with torch.cuda.device_of(x):
             kernels.forward(x, shift, weight, bias, seed, y, stats, row, groups, eps, before, after, rate, layer)
         return y, stats
@@ -100,7 +74,7 @@ def norm_backward(
     groups = stats.shape[2]
     kernels = kernels_for(x, "norm")
     if kernels is not None:
-        (x, row), (dy, drow) = rows(x), rows(dy)
+        (x, row), (dy, drow), shift = rows(x), rows(dy), _in_rows(shift)
         with torch.cuda.device_of(x):
             kernels.gradients(
                 x, dy, shift, weight, bias, seed, stats, dx, sums, row, drow, groups, before, after, rate, layer
@@ -189,7 +163,9 @@ def normed(
 def side_by_side(layers: Sequence[nn.Linear], x: Tensor, more: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """What each of the layers makes of x, plus what there is `more`, by one product instead of several small ones."""
     weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
-    y = F.linear(x, weight, bias + torch.cat(list(more)) if more else bias)
+    y = F.linear(x, weight, bias)
+    if more:  # and not with the bias, which is rounded once where autocast does it and twice where `halves.py` has
+        y = y + torch.cat(list(more))
     return y.split([len(layer.weight) for layer in layers], -1)
 
 

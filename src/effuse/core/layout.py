@@ -85,7 +85,7 @@ def _biased(conv: Any, y: Tensor) -> Tensor:
 def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module:
     """The network with its modules replaced, in place; names, parameters and mathematics stay.
 
-    Dropout is keyed by a seed (see `dropout.py`). Of our `kernels`, "norm" concerns modules.
+    Dropout is keyed by a seed (see `dropout.py`). Of our `kernels`, "norm" and "attention" concern modules.
     """
     key_dropout(net)
     for module in net.modules():

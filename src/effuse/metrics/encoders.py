@@ -43,6 +43,7 @@ class Encoder(Spec, ABC):
     preprocessing: ClassVar[str]  # what happens to a stored image before the network, for the protocol
     has_head: ClassVar[bool]  # whether it also gives class logits
     batch: ClassVar[int] = 100
+    revision: ClassVar[int] = 1  # of how we compute it, for features that were kept
 
     def ready(self) -> None:
         """Refuse now what would be missing later."""
@@ -75,6 +76,7 @@ class Inception(Encoder):
     preprocessing: ClassVar[str] = "uint8, grey to RGB, bilinear to 299x299 without antialiasing, [-1, 1]"
     has_head: ClassVar[bool] = False
     batch: ClassVar[int] = 50
+    revision: ClassVar[int] = 2  # BatchNorm folded into the convolutions
 
     def ready(self) -> None:
         inception.present(self.weights)
@@ -170,4 +172,4 @@ def reference_key(subject: Subject, encoder: Encoder, split: Split, count: int |
     """Everything that reference features depend on."""
     rows = len(reference_rows(subject, split, count, skip))
     data = (subject.data, split, subject.real(split).digest, rows, skip)
-    return (*data, text(encoder), encoder.identity(subject), encoder.preprocessing, clipped)
+    return (*data, text(encoder), encoder.identity(subject), encoder.revision, encoder.preprocessing, clipped)

@@ -88,7 +88,7 @@ class ConvNeXtUNet(nn.Module):
             null = self.label.num_embeddings - 1
             labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
             embedding = embedding + self.label(labels)
-        embedding = self.times(embedding)
+        embedding = self.times(embedding, give)
         x = self.stem(x)
         skips: list[Tensor] = []
         for down in self.downs:
@@ -103,7 +103,7 @@ class ConvNeXtUNet(nn.Module):
         x = self.tail(x)
         return (x, features) if give == "both" else x
 
-    def times(self, embedding: Tensor) -> Any:
+    def times(self, embedding: Tensor, give: Give) -> Any:
         """What the blocks are told of the time: the embedding, of which each makes its own."""
         return embedding
 
@@ -175,12 +175,14 @@ class FusedBlock(Block):
 class FusedUNet(ConvNeXtUNet):
     """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
 
-    def times(self, embedding: Tensor) -> Any:
-        blocks = self.told()
+    def times(self, embedding: Tensor, give: Give) -> Any:
+        blocks = self.told(give)
         return side_by_side([b.time for b in blocks], F.gelu(embedding), [b.depthwise.bias for b in blocks])
 
-    def told(self) -> list[Any]:
-        return [block for level in (*self.downs, self.middle, *self.ups) for block in (level.first, level.second)]
+    def told(self, give: Give = "output") -> list[Any]:
+        """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
+        levels = (*self.downs, self.middle, *(self.ups if give != "features" else ()))
+        return [block for level in levels for block in (level.first, level.second)]
 
 
 def _adapt(net: ConvNeXtUNet, kernels: Collection[str]) -> None:

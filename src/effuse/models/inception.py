@@ -229,7 +229,7 @@ def load(path: Path) -> InceptionV3:
         first = str(error).splitlines()[1].strip()
         raise DataError(f"{path} does not hold the FID Inception under pytorch-fid's names: {first}") from None
     for module in net.eval().requires_grad_(False).modules():
-        if isinstance(module, Conv):  # half of the passes over memory were BatchNorm's
+        if isinstance(module, Conv):  # one pass over memory less of three
             module.conv, module.bn = fuse_conv_bn_eval(module.conv, module.bn), nn.Identity()
     return net
 

@@ -206,7 +206,7 @@ def network_class() -> type[nn.Module]:
                 null = self.class_embedding.num_embeddings - 1
                 labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
                 embedding = embedding + self.class_embedding(labels)
-            embedding = self.times(embedding)
+            embedding = self.times(embedding, give)
             x = self.conv_in(x)
             skips = (x,)
             for down in self.down_blocks:
@@ -222,19 +222,21 @@ def network_class() -> type[nn.Module]:
             x = self.conv_out(self.conv_act(self.conv_norm_out(x)))
             return (x, features) if give == "both" else x
 
-        def times(self, embedding: Tensor) -> Any:
+        def times(self, embedding: Tensor, give: Give) -> Any:
             """What the blocks are told of the time: the embedding, of which each makes its own."""
             return embedding
 
     class FusedNetwork(Network):
         """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
 
-        def times(self, embedding: Tensor) -> Any:
-            blocks = self.told()
+        def times(self, embedding: Tensor, give: Give) -> Any:
+            blocks = self.told(give)
             return side_by_side([b.time_emb_proj for b in blocks], F.silu(embedding), [b.conv1.bias for b in blocks])
 
-        def told(self) -> list[Any]:
-            return [block for level in (*self.down_blocks, self.mid_block, *self.up_blocks) for block in level.resnets]
+        def told(self, give: Give = "output") -> list[Any]:
+            """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
+            levels = (*self.down_blocks, self.mid_block, *(self.up_blocks if give != "features" else ()))
+            return [block for level in levels for block in level.resnets]
 
     class FusedResnetBlock(ResnetBlock2D):
         """The same block, whose biases, times, SiLU and dropout are left to its normalisations."""
