@@ -23,16 +23,21 @@ import networks
 import torch
 import torch.nn.functional as F
 from kernels import microseconds
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from effuse.core.captured import KERNELS
+from effuse.core.layout import for_tensor_cores
 
 BATCH, CLIENTS, BF16, EIGHTH = 128, 5, torch.bfloat16, torch.float8_e4m3fn
+SETS = 4  # of inputs, played in turn: as in a step, what a product reads is mostly not in the cache
 ATTENTIONS = {"3M": {}, "36M": {256: 5, 16: 1}}  # full ones with one wide head: of so many tokens, so often
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A convolution or a matrix product, with its widths in multiples of eight as a step has them."""
+    """A convolution or a matrix product."""
 
     kind: str  # conv, transposed or linear
     x: tuple[int, ...]
@@ -79,34 +84,34 @@ def _random(shape: tuple[int, ...], device: torch.device, last: bool) -> Tensor:
     return torch.randn(shape, device=device, dtype=BF16).contiguous(memory_format=layout).requires_grad_()
 
 
+class _Calls(TorchDispatchMode):
+    """Notes the products that a network asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: collections.Counter[Product] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            x, weight, _, stride, padding, _, transposed, _, groups = args
+            kind = "transposed" if transposed else "conv"
+            self.seen[Product(kind, tuple(x.shape), tuple(weight.shape), stride[0], padding[0], groups)] += 1
+        elif func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default):
+            x, weight = args[-2:]
+            self.seen[Product("linear", tuple(x.shape), tuple(weight.t().shape))] += 1
+        return func(*args, **(kwargs or {}))
+
+
 def products(name: str) -> collections.Counter[Product]:
-    """What a forward pass asks for, as often as it does."""
-    arch, found = networks.ARCHS[name], collections.Counter[Product]()
+    """What a step's forward pass asks for, as often as it does."""
+    arch = networks.ARCHS[name]
     side, channels, _ = arch.shape
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-        found[_product(module, inputs[0])] += 1
-
     with torch.device("meta"):
-        net = arch.build()
-        for module in net.modules():
-            if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
-                module.register_forward_hook(note)
-        net(torch.zeros(BATCH, channels, side, side), torch.zeros(BATCH, dtype=torch.int64))
-    return found
-
-
-def _product(module: Any, x: Tensor) -> Product:
-    if isinstance(module, nn.Linear):
-        return Product(
-            "linear", (x.numel() // x.shape[-1], _aligned(x.shape[-1])), tuple(map(_aligned, module.weight.shape))
-        )
-    kind = "transposed" if isinstance(module, nn.ConvTranspose2d) else "conv"
-    B, C, *places = x.shape
-    outer, inner, *taps = module.weight.shape
-    if module.groups == 1:
-        C, outer, inner = map(_aligned, (C, outer, inner))
-    return Product(kind, (B, C, *places), (outer, inner, *taps), module.stride[0], module.padding[0], module.groups)
+        net = torch.nn.Module.to(for_tensor_cores(arch.build(), KERNELS).train(), BF16)
+        x = torch.zeros(BATCH, channels, side, side, dtype=BF16).contiguous(memory_format=torch.channels_last)
+        with _Calls() as calls:
+            net(x, torch.zeros(BATCH, dtype=torch.int64))
+    return calls.seen
 
 
 def _aligned(width: int) -> int:
@@ -138,7 +143,7 @@ def dense(name: str, device: torch.device) -> tuple[float, float]:
             width = _aligned(product.groups)
             B, _, *places = product.x
             full = dataclasses.replace(product, x=(B, width, *places), weight=(width, width, *product.weight[2:]), groups=1)
-            alone, other = (microseconds([p.call(1, device)] * 4) for p in (product, full))
+            alone, other = (microseconds([p.call(1, device) for _ in range(SETS)]) for p in (product, full))
             now, tried = now + times * alone, tried + times * other
     return now, tried
 
@@ -147,9 +152,9 @@ def first(name: str, device: torch.device, enabled: bool = True) -> tuple[float,
     now = tried = 0.0
     for product, times in _depthwise(name):
         with _cudnn():
-            now += times * microseconds([product.call(1, device)] * 4)
+            now += times * microseconds([product.call(1, device) for _ in range(SETS)])
         with _cudnn(enabled):
-            tried += times * microseconds([product.call(1, device, last=False)] * 4)
+            tried += times * microseconds([product.call(1, device, last=False) for _ in range(SETS)])
     return now, tried
 
 
@@ -185,7 +190,7 @@ def vectorised(name: str, device: torch.device) -> tuple[float, float]:
     now = tried = 0.0
     with _cudnn():
         for product, times in products(name).items():
-            alone, together = (microseconds([product.call(n, device)] * 4) for n in (1, CLIENTS))
+            alone, together = (microseconds([product.call(n, device) for _ in range(SETS)]) for n in (1, CLIENTS))
             now, tried = now + times * CLIENTS * alone, tried + times * together
     return now, tried
 
@@ -243,7 +248,7 @@ def main() -> None:
                 flush=True,
             )
         for idea in [asked.idea] if asked.idea else list(IDEAS):
-            if not torch.cuda.is_available() or not CONCERNED.get(idea, len)(name):
+            if not torch.cuda.is_available() or (idea in CONCERNED and not CONCERNED[idea](name)):
                 continue
             now, tried = IDEAS[idea](name, torch.device("cuda"))
             rows.append({"network": name, "idea": idea, "now_us": now, "tried_us": tried})

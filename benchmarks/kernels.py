@@ -42,11 +42,19 @@ class Norm:
 
     shape: tuple[int, ...]
     row: int  # how far apart positions are, which is more than the channels where a convolution padded them
-    options: tuple[Any, ...]  # shift?, groups, eps, before, after, rate, layer
+    options: tuple[
+        Any, ...
+    ]  # how far apart shifts are (0: one for all images; None: none), groups, eps, before, after, rate, layer
 
     def __str__(self) -> str:
         shift, groups, _, before, after, rate, _ = self.options
-        parts = ["shift"] * shift + ["gelu"] * before + [f"norm({groups})"] + ["silu"] * after + ["drop"] * (rate > 0)
+        parts = (
+            ["bias" if shift == 0 else "time"] * (shift is not None)
+            + ["gelu"] * before
+            + [f"norm({groups})"]
+            + ["silu"] * after
+            + ["drop"] * (rate > 0)
+        )
         return f"{' '.join(parts)} {_image(self.shape)}"
 
     @property
@@ -57,7 +65,10 @@ class Norm:
 
     def inputs(self, device: torch.device) -> Given:
         B, C, *places = self.shape
-        shift = torch.randn(B, C, device=device) if self.options[0] else None
+        apart = self.options[0]
+        shift = (
+            torch.randn(C, device=device) if apart == 0 else torch.randn(B, apart, device=device)[:, :C] if apart else None
+        )
         seed = torch.zeros((), dtype=torch.int64, device=device) if self.options[5] else None
         weight, bias = torch.ones(C, device=device), torch.zeros(C, device=device)
         x, dy = _drawn(B, self.row, places, device)[:, :C], _drawn(B, C, places, device)
@@ -74,7 +85,7 @@ class Norm:
         _, groups, eps, before, after, rate, _ = self.options
 
         def expression(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None = None) -> Tensor:
-            u = x if shift is None else x + shift.to(x.dtype).view(*shift.shape, *[1] * (x.ndim - 2))
+            u = x if shift is None else x + shift.to(x.dtype)[..., *[None] * (x.ndim - 2)]
             y = F.group_norm((F.gelu(u) if before else u).float(), groups, weight, bias, eps)
             return F.dropout(F.silu(y) if after else y, rate).to(x.dtype)
 
@@ -138,7 +149,8 @@ class _Calls(TorchDispatchMode):
         if func is torch.ops.effuse.norm.default:
             x, shift, _, _, _, *options = args
             options[-1] = 0  # the layer's number changes nothing
-            self.seen[Norm(tuple(x.shape), x.stride(-1), (shift is not None, *options))] += 1
+            apart = None if shift is None else 0 if shift.ndim == 1 else shift.stride(0)
+            self.seen[Norm(tuple(x.shape), x.stride(-1), (apart, *options))] += 1
         elif func is torch.ops.effuse.linear_attention.default:
             self.seen[Attention(tuple(args[0].shape), args[1])] += 1
         return func(*args, **(kwargs or {}))
