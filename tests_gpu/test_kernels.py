@@ -110,15 +110,16 @@ def test_padded_rows_and_awkward_layouts_are_read_as_they_are():
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("side", [28, 7])
 def test_a_shift_may_be_every_images_or_lie_in_other_rows(side, gelu):
-    x, _, weight, bias, *options = arguments(56, side, 1, False, gelu, False, 0.0, torch.float32)
-    dy = normal(BATCH, 56, side, side, seed=1)
-    one, wide = torch.randn(56, device=DEVICE), torch.randn(BATCH, 200, device=DEVICE).bfloat16()
-    crossed = torch.randn(56, BATCH, device=DEVICE).t()
-    parts = wide[:, 100:156]
-    for shift, full in ((one, one.expand(BATCH, 56)), (parts, parts.float()), (crossed, crossed.contiguous())):
+    """A bias of 56 channels, a part of rows of 200 in bf16, and one whose channels lie apart; three images, or more on a GPU."""
+    B, (weight, bias) = max(BATCH, 3), torch.randn(2, 56, device=DEVICE)
+    x, dy = normal(B, 56, side, side).requires_grad_(), normal(B, 56, side, side, seed=1)
+    options = (None, 1, 1e-6, gelu, False, 0.0, 0)
+    one, crossed = torch.randn(56, device=DEVICE), torch.randn(56, B, device=DEVICE).t()
+    parts = torch.randn(B, 200, device=DEVICE).bfloat16()[:, 100:156]
+    for shift, full in ((one, one.expand(B, 56)), (parts, parts.float()), (crossed, crossed.contiguous())):
+        learnt = (weight.requires_grad_(), bias.requires_grad_())
         found, wanted = (
-            passes(f, (x, s.detach().requires_grad_(), weight, bias, *options), dy)
-            for f, s in ((fused, shift), (plain, full))
+            passes(f, (x, s.detach().requires_grad_(), *learnt, *options), dy) for f, s in ((fused, shift), (plain, full))
         )
         if shift.ndim == 1:
             wanted[2] = wanted[2].sum(0)
@@ -165,6 +166,18 @@ def test_linear_attention_and_its_gradient(side, dtype):
     assert off(out, wanted.reshape(out.shape)) < rounding and off(found, right) < 2 * rounding
     for a, b in zip((out, found), ours(), strict=True):
         assert torch.equal(a, b), "kernels repeat to the bit"
+
+
+@pytest.mark.parametrize("width", [8, 24, 64])
+def test_linear_attention_of_other_widths(width):
+    """A tensor core takes 64 features as they are; of 8 and 24 plain torch takes care."""
+    qkv = normal(2, 6 * width, 5, 5).requires_grad_()
+    q, k, v = qkv.reshape(2, 3, 2, width, -1).unbind(1)
+    wanted = (k.softmax(-1) @ v.mT).mT @ (q.softmax(-2) * width**-0.5)
+    out = linear_attention(qkv, 2)[0]
+    assert off(out.flatten(2), wanted.flatten(1, 2)) < 1e-4
+    (found,), (right,) = (torch.autograd.grad(y.square().sum(), qkv) for y in (out, wanted))
+    assert off(found, right) < 1e-4
 
 
 def test_linear_attention_survives_large_keys():

@@ -134,6 +134,16 @@ def test_changed_data_is_not_taken_from_the_cache(subject_of: SubjectOf, tmp_pat
     assert sum(CALLS) == 359 + 1438
 
 
+def test_features_of_another_way_to_compute_them_are_not_taken_from_the_cache(
+    subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference(subject_of(cache=tmp_path), MeanColour(), "test")
+    monkeypatch.setattr(MeanColour, "revision", 2)
+    CALLS.clear()
+    reference(subject_of(cache=tmp_path), MeanColour(), "test")
+    assert sum(CALLS) == 359
+
+
 def test_a_damaged_cache_file_is_replaced(subject_of: SubjectOf, tmp_path: Path) -> None:
     first = reference(subject_of(cache=tmp_path), MeanColour(), "test")
     (file,) = tmp_path.iterdir()
