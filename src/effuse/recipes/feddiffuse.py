@@ -216,13 +216,19 @@ FROM_PLAIN: tuple[tuple[str, ...], ...] = (
 TO_TUNED: tuple[tuple[str, ...], ...] = (("rate-2e-3",), ("batch-64",), ("norm-1",), ("v",), ("v", "cosine"), ("min-snr",))
 
 
-def tuning() -> Table:
-    """How `feddiffuse.tuned` is chosen: changes of plain FULL, then of `tuned`, at a fifth of the scale and on images of its own."""
+def tuning(chosen: tuple[str, ...] = TUNED) -> Table:
+    """How `feddiffuse.tuned` is chosen: changes of plain FULL, then of those `chosen`, at a fifth of the scale and on images of its own."""
+    for name in chosen:
+        if name not in CHANGES:
+            raise RecipeError(f"feddiffuse.tuning: {name!r} is no change; {nearest(name, CHANGES)}")
     cells = [_tried("plain", "none", (), ANOTHER_SEED)]
     cells += [_tried("plain", "-".join(names) or "none", names) for names in FROM_PLAIN]
-    cells.append(_tried("tuned", "none", TUNED))
-    cells += [_tried("tuned", f"without-{name}", _left(name)) for name in reversed(TUNED)]  # how it samples stands last
-    cells += [_tried("tuned", f"with-{'-'.join(names)}", (*TUNED, *names)) for names in TO_TUNED if not {*names} <= {*TUNED}]
+    cells.append(_tried("tuned", "none", chosen))
+    for name in reversed(chosen):  # how it samples stands last
+        cells.append(_tried("tuned", f"without-{name}", [other for other in chosen if other != name]))
+    cells += [
+        _tried("tuned", f"with-{'-'.join(names)}", (*chosen, *names)) for names in TO_TUNED if not {*names} <= {*chosen}
+    ]
     title = "FedDiffuse FULL, K=5, IID: candidates at 5 rounds of 3 epochs, FID against test images that no other table uses"
     return Table(
         title=title,
