@@ -86,6 +86,20 @@ def _grouped(v, lane, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def _columns(
+    shift_ptr, image, C: tl.constexpr, SROW: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr, SHIFT: tl.constexpr
+):  # fmt: skip
+    # the channels of a program, which of them there are, and what is added to each
+    lane = tl.arange(0, BC)
+    c = tl.program_id(0) * CHUNK + lane
+    on = (lane < CHUNK) & (c < C)
+    shift = tl.zeros([BC], tl.float32)
+    if SHIFT:
+        shift = tl.load(shift_ptr + image * SROW + c, mask=on, other=0.0).to(tl.float32)
+    return lane, c, on, shift
+
+
+@triton.jit
 def _read(x_ptr, row, inside, c, shift, ROW: tl.constexpr, BEFORE: tl.constexpr):
     # without gelu the shift is cheaper later, as a part of other constants of a channel
     x = tl.load(x_ptr + row[:, None] * ROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -115,12 +129,7 @@ def norm_forward(
     BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(1)
-    lane = tl.arange(0, BC)
-    c = tl.program_id(0) * CHUNK + lane
-    on = (lane < CHUNK) & (c < C)
-    shift = tl.zeros([BC], tl.float32)
-    if SHIFT:
-        shift = tl.load(shift_ptr + image * SROW + c, mask=on, other=0.0).to(tl.float32)
+    lane, c, on, shift = _columns(shift_ptr, image, C, SROW, CHUNK, BC, SHIFT)
     first, second = 0, 0
     if DROP:
         first, second = _keys(seed_ptr, salt)
@@ -206,12 +215,7 @@ def norm_backward(
     DROP: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(1)
-    lane = tl.arange(0, BC)
-    c = tl.program_id(0) * CHUNK + lane
-    on = (lane < CHUNK) & (c < C)
-    shift = tl.zeros([BC], tl.float32)
-    if SHIFT:
-        shift = tl.load(shift_ptr + image * SROW + c, mask=on, other=0.0).to(tl.float32)
+    lane, c, on, shift = _columns(shift_ptr, image, C, SROW, CHUNK, BC, SHIFT)
     weight = tl.load(weight_ptr + c, mask=on, other=0.0)
     G: tl.constexpr = C // D
     mean = tl.load(stats_ptr + 2 * image * G + c // D, mask=on, other=0.0)
