@@ -25,12 +25,8 @@ import torch.nn.functional as F
 from kernels import microseconds
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from effuse.core.captured import KERNELS
-from effuse.core.layout import for_tensor_cores
-
-BATCH, CLIENTS, BF16, EIGHTH = 128, 5, torch.bfloat16, torch.float8_e4m3fn
+CLIENTS, BF16, EIGHTH = 5, torch.bfloat16, torch.float8_e4m3fn
 SETS = 4  # of inputs, played in turn: as in a step, what a product reads is mostly not in the cache
 ATTENTIONS = {"3M": {}, "36M": {256: 5, 16: 1}}  # full ones with one wide head: of so many tokens, so often
 
@@ -84,34 +80,20 @@ def _random(shape: tuple[int, ...], device: torch.device, last: bool) -> Tensor:
     return torch.randn(shape, device=device, dtype=BF16).contiguous(memory_format=layout).requires_grad_()
 
 
-class _Calls(TorchDispatchMode):
-    """Notes the products that a network asks for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: collections.Counter[Product] = collections.Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.convolution.default:
-            x, weight, _, stride, padding, _, transposed, _, groups = args
-            kind = "transposed" if transposed else "conv"
-            self.seen[Product(kind, tuple(x.shape), tuple(weight.shape), stride[0], padding[0], groups)] += 1
-        elif func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default):
-            x, weight = args[-2:]
-            self.seen[Product("linear", tuple(x.shape), tuple(weight.t().shape))] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def products(name: str) -> collections.Counter[Product]:
-    """What a step's forward pass asks for, as often as it does."""
-    arch = networks.ARCHS[name]
-    side, channels, _ = arch.shape
-    with torch.device("meta"):
-        net = torch.nn.Module.to(for_tensor_cores(arch.build(), KERNELS).train(), BF16)
-        x = torch.zeros(BATCH, channels, side, side, dtype=BF16).contiguous(memory_format=torch.channels_last)
-        with _Calls() as calls:
-            net(x, torch.zeros(BATCH, dtype=torch.int64))
-    return calls.seen
+    """The convolutions and matrix products of a step's forward pass."""
+    return networks.asked(name, _product)
+
+
+def _product(func: Any, args: tuple[Any, ...]) -> Product | None:
+    if func is torch.ops.aten.convolution.default:
+        x, weight, _, stride, padding, _, transposed, _, groups = args
+        kind = "transposed" if transposed else "conv"
+        return Product(kind, tuple(x.shape), tuple(weight.shape), stride[0], padding[0], groups)
+    if func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default):
+        x, weight = args[-2:]
+        return Product("linear", tuple(x.shape), tuple(weight.t().shape))
+    return None
 
 
 def _aligned(width: int) -> int:
@@ -169,7 +151,9 @@ def _depthwise(name: str) -> list[tuple[Product, int]]:
 def products_of_attention(name: str, device: torch.device) -> tuple[float, float]:
     now = tried = 0.0
     for tokens, times in ATTENTIONS[name].items():
-        q, k, v = (torch.randn(BATCH, 1, tokens, 256, device=device, dtype=BF16, requires_grad=True) for _ in range(3))
+        q, k, v = (
+            torch.randn(networks.BATCH, 1, tokens, 256, device=device, dtype=BF16, requires_grad=True) for _ in range(3)
+        )
         dout = torch.randn_like(q)
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             now += times * microseconds([functools.partial(_gradients, F.scaled_dot_product_attention, q, k, v, dout)] * 4)

@@ -20,15 +20,12 @@ import networks
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from effuse.core.attention import linear_attention, linear_attention_backward
-from effuse.core.captured import KERNELS
 from effuse.core.fused import norm, norm_backward
 from effuse.core.kernels import available
-from effuse.core.layout import for_tensor_cores
 
-BATCH, RATE, CACHE = 128, 4.0e12, 150e6
+RATE, CACHE = 4.0e12, 150e6
 TILINGS = [(32, 8192), (16, 8192), (64, 8192), (32, 4096), (32, 16384), (16, 16384), (32, 32768), (16, 32768)]  # WIDTH, HELD
 TILES = [(64, 4), (32, 2), (32, 4), (64, 2), (128, 4), (128, 8)]  # TILE, WARPS
 
@@ -138,33 +135,18 @@ def _drawn(B: int, C: int, places: list[int], device: torch.device) -> Tensor:
     return torch.randn((B, *places, C), device=device, dtype=torch.bfloat16).movedim(-1, 1)
 
 
-class _Calls(TorchDispatchMode):
-    """Notes what is asked of our operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: collections.Counter[Case] = collections.Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.effuse.norm.default:
-            x, shift, _, _, _, *options = args
-            options[-1] = 0  # the layer's number changes nothing
-            apart = None if shift is None else 0 if shift.ndim == 1 else shift.stride(0)
-            self.seen[Norm(tuple(x.shape), x.stride(-1), (apart, *options))] += 1
-        elif func is torch.ops.effuse.linear_attention.default:
-            self.seen[Attention(tuple(args[0].shape), args[1])] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def cases(name: str) -> collections.Counter[Case]:
-    arch = networks.ARCHS[name]
-    side, channels, _ = arch.shape
-    with torch.device("meta"):
-        net = for_tensor_cores(arch.build(), KERNELS).train()
-        x = torch.zeros(BATCH, channels, side, side, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        with _Calls() as calls:
-            torch.nn.Module.to(net, torch.bfloat16)(x, torch.zeros(BATCH, dtype=torch.int64))
-    return calls.seen
+    """What a step asks of our operators."""
+    return networks.asked(name, _case)
+
+
+def _case(func: Any, args: tuple[Any, ...]) -> Case | None:
+    if func is torch.ops.effuse.norm.default:
+        x, shift, _, _, _, *options = args
+        options[-1] = 0  # the layer's number changes nothing
+        apart = None if shift is None else 0 if shift.ndim == 1 else shift.stride(0)
+        return Norm(tuple(x.shape), x.stride(-1), (apart, *options))
+    return Attention(tuple(args[0].shape), args[1]) if func is torch.ops.effuse.linear_attention.default else None
 
 
 def microseconds(calls: list[Callable[[], Any]]) -> float:

@@ -1,6 +1,15 @@
-"""The networks that benchmarks are about."""
+"""The networks that benchmarks are about, and what a training step of theirs asks for."""
 
+import collections
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from effuse.core.captured import KERNELS
 from effuse.core.data import Shape
+from effuse.core.layout import for_tensor_cores
 from effuse.core.model import Arch
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import CifarUnet
@@ -9,3 +18,30 @@ ARCHS: dict[str, Arch] = {
     "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
     "36M": CifarUnet().resolved(Shape(32, 3, 10)),
 }
+BATCH = 128
+T = TypeVar("T", bound=Hashable)
+
+
+class _Calls(TorchDispatchMode):
+    """Counts what `note` makes of every operator and its arguments."""
+
+    def __init__(self, note: Callable[[Any, tuple[Any, ...]], Any]) -> None:
+        super().__init__()
+        self.note, self.seen = note, collections.Counter[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        noted = self.note(func, args)
+        if noted is not None:
+            self.seen[noted] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def asked(name: str, note: Callable[[Any, tuple[Any, ...]], T | None]) -> "collections.Counter[T]":
+    """What the forward pass of a step asks for, as often as it does; no numbers are computed."""
+    side, channels, _ = ARCHS[name].shape
+    with torch.device("meta"):
+        net = torch.nn.Module.to(for_tensor_cores(ARCHS[name].build(), KERNELS).train(), torch.bfloat16)
+        x = torch.zeros(BATCH, channels, side, side, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        with _Calls(note) as calls:
+            net(x, torch.zeros(BATCH, dtype=torch.int64))
+    return calls.seen

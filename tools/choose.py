@@ -4,11 +4,13 @@
 
 The rule is that of docs/feddiffuse.md. Noise is the difference between two seeds of plain FULL, of FID and of KID. A change is
 taken if it lowers FID by more than the noise; if FID moves by less, KID decides in the same way; if neither does, the simpler setting
-stays. Of several values of one thing the lowest FID wins. `--base tuned` judges the second half: what goes and what comes in.
+stays. Of several values of one thing the lowest FID wins; a candidate that diverged is not taken. `--base tuned` judges the second
+half: what goes and what comes in. A table with missing cells is refused: half of the candidates would be a choice by accident.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +43,12 @@ def scores(table: Mapping[str, Any], base: str) -> dict[tuple[str, int], Score]:
             kid = row["metric"].replace("fid", "kid")
             found[labels["change"], labels["seed"]] = Score(row["ours"], row["also"][kid])
     return found
+
+
+def missing(table: Mapping[str, Any], bases: Sequence[str]) -> list[str]:
+    """Cells that these halves of the table need and that have neither a number nor failed."""
+    rows = [row for row in table["cells"] if row["labels"]["base"] in bases]
+    return [row["name"] for row in rows if row["ours"] is None and row["state"] != "failed"]
 
 
 def better(one: Score, other: Score, noise: Score) -> int:
@@ -90,7 +98,17 @@ def main() -> None:
     parser.add_argument("--base", choices=("plain", "tuned"), default="plain")
     parser.add_argument("--json", action="store_true", help="print the choice only, as JSON")
     asked = parser.parse_args()
-    table = json.loads(asked.table.read_text())
+    try:
+        table = json.loads(asked.table.read_text())
+        absent = missing(table, ["plain", asked.base])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(
+            f"{asked.table} is not a table.json of feddiffuse.tuning ({error!r}); run `effuse reproduce feddiffuse.tuning` first"
+        )
+    if absent or not table["cells"]:
+        sys.exit(
+            f"{asked.table}: {len(absent)} cells are missing ({', '.join(absent[:3])} ...); let `effuse reproduce` finish them first"
+        )
     plain = scores(table, "plain")
     noise = noise_of(plain)
     if asked.base == "plain":

@@ -1,5 +1,6 @@
 """The rule that chooses `feddiffuse.tuned`, on made-up scores."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import pytest
 from effuse.recipes.feddiffuse import CHANGES, FROM_PLAIN
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-from choose import NAMES, THINGS, Score, better, from_plain, from_tuned, scores  # noqa: E402
+found = importlib.util.spec_from_file_location("choose", ROOT / "tools" / "choose.py")
+choose = importlib.util.module_from_spec(found)
+found.loader.exec_module(choose)
+NAMES, THINGS, Score, better, from_plain = choose.NAMES, choose.THINGS, choose.Score, choose.better, choose.from_plain
 
 NOISE = Score(2.0, 0.001)
 PLAIN = {("none", 1): Score(50.0, 0.030), ("none", 2): Score(52.0, 0.031)}
@@ -45,7 +48,7 @@ def test_a_decay_is_judged_against_its_rate():
 
 def test_what_goes_and_what_comes_in():
     found = {"none": 20.0, "without-kept": 17.0, "without-ema": 30.0, "with-batch-64": 19.0, "with-v": 15.0}
-    assert from_tuned({(k, 1): Score(v, 0.01) for k, v in found.items()}, NOISE) == (["kept"], ["v"])
+    assert choose.from_tuned({(k, 1): Score(v, 0.01) for k, v in found.items()}, NOISE) == (["kept"], ["v"])
 
 
 def test_every_candidate_of_the_recipe_is_a_value_of_something():
@@ -54,26 +57,52 @@ def test_every_candidate_of_the_recipe_is_a_value_of_something():
     assert all(name in CHANGES for value in tried for name in NAMES.get(value, (value,)))
 
 
-@pytest.mark.parametrize("base", ["plain", "tuned"])
-def test_it_reads_a_table(tmp_path, base):
-    """Cells that are missing are left out; a moving average at the server is judged by its own metrics."""
-    cell = {"labels": {"base": "plain", "change": "none", "seed": 1}, "metric": "fid", "ours": 50.0, "also": {"kid": 0.03}}
-    other = cell | {"labels": cell["labels"] | {"seed": 2}, "ours": 51.0}
-    averaged = cell | {"labels": cell["labels"] | {"change": "server-ema"}, "metric": "fid_ema", "ours": 40.0,
-                       "also": {"kid": 0.5, "kid_ema": 0.02}}  # fmt: skip
-    missing = cell | {"labels": cell["labels"] | {"change": "kept"}, "ours": None, "also": {}}
-    tuned = [
-        row | {"labels": row["labels"] | {"base": "tuned"}}
-        for row in (cell, averaged | {"labels": {**cell["labels"], "change": "with-v"}})
-    ]
-    table = {"cells": [cell, other, averaged, missing, *tuned]}
-    assert scores(table, "plain")["server-ema", 1] == Score(40.0, 0.02) and ("kept", 1) not in scores(table, "plain")
+def row(base, change, ours, seed=1, metric="fid", state="done", **also):
+    labels = {"base": base, "change": change, "seed": seed}
+    return {
+        "name": f"{base}-{change}-{seed}",
+        "labels": labels,
+        "state": state,
+        "metric": metric,
+        "ours": ours,
+        "also": also,
+    }
+
+
+TABLE = [
+    row("plain", "none", 50.0, kid=0.03), row("plain", "none", 51.0, seed=2, kid=0.03),
+    row("plain", "server-ema", 40.0, metric="fid_ema", kid=0.5, kid_ema=0.02), row("plain", "kept", None, state="failed"),
+    row("tuned", "none", 30.0, kid=0.02), row("tuned", "with-v", 20.0, kid=0.02),
+]  # fmt: skip
+
+
+def asked(path, *options):
+    command = [sys.executable, str(ROOT / "tools" / "choose.py"), str(path), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("base", "choice"), [("plain", ["server-ema"]), ("tuned", {"goes": [], "comes": ["v"]})])
+def test_it_reads_a_table(tmp_path, base, choice):
+    """A moving average at the server is judged by its own metrics, and what diverged is not taken."""
     path = tmp_path / "table.json"
-    path.write_text(json.dumps(table))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "choose.py"), str(path), "--base", base, "--json"],
-        capture_output=True,
-        text=True,
-    )
+    path.write_text(json.dumps({"cells": TABLE}))
+    done = asked(path, "--base", base, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == (["server-ema"] if base == "plain" else {"goes": [], "comes": ["v"]})
+    assert json.loads(done.stdout) == choice
+
+
+def test_half_a_table_is_refused_in_a_sentence(tmp_path):
+    """The second half is not asked for when the first is judged; no file, an empty table and another's are told, too."""
+    path = tmp_path / "table.json"
+    for text, told in (
+        (None, "is not a table.json of feddiffuse.tuning"),
+        ("{}", "is not a table.json of feddiffuse.tuning"),
+        ('{"cells": []}', "0 cells are missing"),
+        (json.dumps({"cells": [*TABLE, row("plain", "clip", None, state="missing")]}), r"1 cells are missing (plain-clip-1"),
+    ):
+        if text is not None:
+            path.write_text(text)
+        done = asked(path)
+        assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr
+    path.write_text(json.dumps({"cells": [*TABLE, row("tuned", "with-norm-1", None, state="missing")]}))
+    assert asked(path).returncode == 0 and "tuned-with-norm-1-1" in asked(path, "--base", "tuned").stderr

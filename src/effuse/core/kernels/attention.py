@@ -26,16 +26,22 @@ def _weights(q, scale):
 
 
 @triton.jit
+def _head(HEADS: tl.constexpr, D: tl.constexpr):
+    # a program's image, its place among the heads of all images, its features, and where they stand among an image's
+    head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, D)
+    return image, image * HEADS + head, d, head * D + d
+
+
+@triton.jit
 def attention_forward(
     x_ptr, out_ptr, context_ptr, norm_ptr, P, scale,
     HEADS: tl.constexpr, D: tl.constexpr, ROW: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    head, image = tl.program_id(0), tl.program_id(1)
     INNER: tl.constexpr = HEADS * D
-    d = tl.arange(0, D)
-    column = head * D + d
-    x_ptr += image.to(tl.int64) * P * ROW
-    out_ptr += image.to(tl.int64) * P * INNER
+    image, at, d, column = _head(HEADS, D)
+    x_ptr += image * P * ROW
+    out_ptr += image * P * INNER
     most = tl.full([D], float("-inf"), tl.float32)
     total = tl.zeros([D], tl.float32)
     context = tl.zeros([D, D], tl.float32)
@@ -51,7 +57,6 @@ def attention_forward(
         context = context * before[:, None] + tl.dot(tl.trans(e).to(v.dtype), v, input_precision="ieee")
         most = larger
     context /= total[:, None]
-    at = image * HEADS + head
     tl.store(context_ptr + at * D * D + d[:, None] * D + d[None, :], context)
     tl.store(norm_ptr + at * 2 * D + d, most)
     tl.store(norm_ptr + at * 2 * D + D + d, total)
@@ -69,14 +74,11 @@ def attention_backward(
     x_ptr, dout_ptr, context_ptr, norm_ptr, dx_ptr, P, scale,
     HEADS: tl.constexpr, D: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    head, image = tl.program_id(0), tl.program_id(1)
     INNER: tl.constexpr = HEADS * D
-    d = tl.arange(0, D)
-    column = head * D + d
-    x_ptr += image.to(tl.int64) * P * ROW
-    dout_ptr += image.to(tl.int64) * P * DROW
-    dx_ptr += image.to(tl.int64) * P * (3 * INNER)
-    at = image * HEADS + head
+    image, at, d, column = _head(HEADS, D)
+    x_ptr += image * P * ROW
+    dout_ptr += image * P * DROW
+    dx_ptr += image * P * (3 * INNER)
     context = tl.load(context_ptr + at * D * D + d[:, None] * D + d[None, :])
     most = tl.load(norm_ptr + at * 2 * D + d)
     total = tl.load(norm_ptr + at * 2 * D + D + d)
