@@ -105,10 +105,11 @@ def main() -> None:
         sys.exit(
             f"{asked.table} is not a table.json of feddiffuse.tuning ({error!r}); run `effuse reproduce feddiffuse.tuning` first"
         )
-    if absent or not table["cells"]:
-        sys.exit(
-            f"{asked.table}: {len(absent)} cells are missing ({', '.join(absent[:3])} ...); let `effuse reproduce` finish them first"
-        )
+    if not table["cells"]:
+        sys.exit(f"{asked.table} has no cells; run `effuse reproduce feddiffuse.tuning` first")
+    if absent:
+        some = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
+        sys.exit(f"{asked.table}: {len(absent)} missing ({some}); let `effuse reproduce` finish the table first")
     plain = scores(table, "plain")
     noise = noise_of(plain)
     if asked.base == "plain":
