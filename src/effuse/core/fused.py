@@ -134,12 +134,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _back(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
     x, shift, weight, bias, seed, stats = ctx.saved_tensors
     dx, sums = norm_backward(x, dy, shift, weight, bias, seed, stats, *ctx.options)
-    if shift is not None and shift.ndim == 1:
-        dw, db, shifted = sums.sum(1)
-    else:
-        (dw, db), shifted = sums[:2].sum(1), None if shift is None else sums[2]
-    shifted = None if shift is None or shifted is None else shifted.to(shift.dtype)
-    return dx, shifted, dw, db, None, None, None, None, None, None, None
+    common = (
+        shift is not None and shift.ndim == 1
+    )  # to all images: its gradient is summed over them, as those of weight and bias are
+    over = (sums if common else sums[:2]).sum(1)
+    shifted = None if shift is None else (over[2] if common else sums[2]).to(shift.dtype)
+    return dx, shifted, over[0], over[1], None, None, None, None, None, None, None
 
 
 norm.register_autograd(_back, setup_context=_keep)
