@@ -1,4 +1,4 @@
-"""Metrics that look at labels: accuracy, conditional accuracy, diversity."""
+"""Metrics that look at labels: accuracy, conditional accuracy, diversity, the mix of classes."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,8 @@ from effuse.core.metric import Outlook, Subject
 from effuse.metrics.accuracy import Accuracy, ConditionalAccuracy
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.diversity import Diversity
+from effuse.metrics.encoders import Network, Pixels
+from effuse.metrics.mix import ClassMix
 
 SubjectOf = Callable[..., Subject]
 
@@ -71,3 +73,43 @@ def test_diversity_of_real_and_of_collapsed_samples(subject_of: SubjectOf, digit
         Diversity(n=20).measure(subject_of(torch.zeros(20, 1, 8, 8)))
     with pytest.raises(RecipeError, match="no class has two generated"):
         Diversity(n=2).measure(subject_of(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1])))
+
+
+class Brightness(Classifier):
+    """Black is class 0, grey class 1, white class 2: a classifier that is never wrong."""
+
+    def identity(self, subject: Subject) -> str:
+        return "brightness"
+
+    def network(self, subject: Subject) -> Network:
+        return lambda images: (
+            images.flatten(1).float(),
+            -(images.flatten(1)[:, :1].float() - torch.tensor([0.0, 128.0, 255.0])).abs(),
+        )
+
+
+def test_the_mix_of_classes_by_hand(subject_of: SubjectOf) -> None:
+    """Real: 1/2 black, 1/4 grey, 1/4 white. Generated, of ten: 2 black, 3 grey, 5 white: (0.3 + 0.05 + 0.25) / 2 = 0.3.
+
+    Ten real images would show sqrt(2 / (10 pi)) (sqrt(1/4) + 2 sqrt(3/16)) / 2 = 0.17233 on average.
+    """
+    real = torch.tensor([0, 0, 128, 255], dtype=torch.uint8).reshape(4, 1, 1, 1)
+    test = Dataset(real, torch.tensor([0, 0, 1, 2]), ("black", "grey", "white"))
+    made = torch.tensor([-1.0] * 2 + [0.0] * 3 + [1.0] * 5).reshape(10, 1, 1, 1)
+    measured = ClassMix(n=10, encoder=Brightness()).measure(subject_of(made, train=test, test=test, cache=None))["class_mix"]
+    assert measured.value == pytest.approx(0.3, abs=1e-12)
+    assert measured.protocol["shares"] == "black 0.200, grey 0.300, white 0.500"
+    assert measured.protocol["real_shares"] == "black 0.500, grey 0.250, white 0.250"
+    assert measured.protocol["by_chance"] == pytest.approx(0.17233, abs=1e-5)
+    assert measured.warning is None
+
+
+def test_the_mix_of_classes_of_digits(subject_of: SubjectOf, digits: tuple[Dataset, Dataset]) -> None:
+    """The real ones have the real mix; without the five highest digits, half of the rest would have to be others."""
+    train, _ = digits
+    assert ClassMix(n=359).measure(subject_of())["class_mix"].value == 0.0
+    low = train.images[train.labels < 5][:400]
+    measured = ClassMix(n=400).measure(subject_of(train.floats(low)))["class_mix"]
+    assert measured.value == pytest.approx(0.5, abs=0.03)
+    with pytest.raises(ValueError, match="pixels.. gives none; use encoder=classifier"):
+        ClassMix(encoder=Pixels())

@@ -55,8 +55,8 @@ class ConditionalAccuracy(Metric):
         labels = subject.samples(self.n).labels
         require_labels(self, labels is not None)
         assert labels is not None
-        value = _share(generated(subject, self.encoder, self.n).logits, labels)
-        own = _share(reference(subject, self.encoder, "test").logits, subject.test.labels)
+        value = share_right(generated(subject, self.encoder, self.n).logits, labels)
+        own = share_right(reference(subject, self.encoder, "test").logits, subject.test.labels)
         protocol: Protocol = {
             "encoder": text(self.encoder),
             "weights": self.encoder.identity(subject)[:16],
@@ -67,8 +67,7 @@ class ConditionalAccuracy(Metric):
             "generated": self.n,
             "data": subject.data,
         }
-        warning = None if own >= TRUSTED else f"the classifier itself is right on {own:.1%} of held-out real images only"
-        return {"conditional_accuracy": Measurement(value, protocol, warning)}
+        return {"conditional_accuracy": Measurement(value, protocol, doubt(own))}
 
 
 def require_labels(metric: Metric, labelled: bool) -> None:
@@ -77,10 +76,16 @@ def require_labels(metric: Metric, labelled: bool) -> None:
         raise RecipeError(f"{metric.name}: the samples have no labels; use a class-conditional model")
 
 
-def _no_classifier() -> RecipeError:
-    return RecipeError("accuracy: this model does not classify; train it with task=classify(), or measure fid")
-
-
-def _share(logits: Tensor | None, labels: Tensor) -> float:
+def share_right(logits: Tensor | None, labels: Tensor) -> float:
+    """The share of images that their scores assign to their class."""
     assert logits is not None  # the encoder has a head
     return float((logits.argmax(dim=1) == labels.cpu()).double().mean())
+
+
+def doubt(accuracy: float) -> str | None:
+    """What to say of a classifier's word on generated images, given how often it is right on real ones."""
+    return None if accuracy >= TRUSTED else f"the classifier itself is right on {accuracy:.1%} of held-out real images only"
+
+
+def _no_classifier() -> RecipeError:
+    return RecipeError("accuracy: this model does not classify; train it with task=classify(), or measure fid")

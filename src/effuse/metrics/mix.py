@@ -1,0 +1,60 @@
+"""The mix of classes: whether a model draws all of them as often as they are."""
+
+import math
+
+from pydantic import PositiveInt
+from torch import Tensor
+
+from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
+from effuse.core.spec import spec, text
+from effuse.metrics.accuracy import doubt, share_right
+from effuse.metrics.classifier import Classifier
+from effuse.metrics.encoders import Encoder, generated, reference
+
+
+@spec
+class ClassMix(Metric):
+    """The share of samples that would have to show another class for the mix to be that of real images, as a classifier sees both."""
+
+    n: PositiveInt = 1000
+    encoder: Encoder = Classifier()
+
+    def __post_init__(self) -> None:
+        if not self.encoder.has_head:
+            raise ValueError(f"class_mix needs class scores, {self.encoder} gives none; use encoder=classifier()")
+
+    def ready(self, outlook: Outlook) -> None:
+        self.encoder.ready()
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        names, real = subject.test.classes, reference(subject, self.encoder, "test").logits
+        ours, theirs = (_shares(some, len(names)) for some in (generated(subject, self.encoder, self.n).logits, real))
+        own = share_right(real, subject.test.labels)
+        protocol: Protocol = {
+            "encoder": text(self.encoder),
+            "weights": self.encoder.identity(subject)[:16],
+            "preprocessing": self.encoder.preprocessing,
+            "classifier_accuracy": own,
+            "by_chance": _by_chance(theirs, self.n),  # what as many real images would show, on average
+            "shares": _listed(names, ours),
+            "real_shares": _listed(names, theirs),
+            "generated": self.n,
+            "reference": len(subject.test),
+            "split": "test",
+            "data": subject.data,
+        }
+        return {"class_mix": Measurement(sum(abs(p - q) for p, q in zip(ours, theirs)) / 2, protocol, doubt(own))}
+
+
+def _shares(logits: Tensor | None, classes: int) -> list[float]:
+    assert logits is not None  # the encoder has a head
+    return (logits.argmax(dim=1).bincount(minlength=classes).double() / len(logits)).tolist()
+
+
+def _by_chance(shares: list[float], n: int) -> float:
+    """Half the sum of the mean absolute deviations of n draws: sqrt(2 p (1 - p) / (pi n)) each."""
+    return sum(math.sqrt(2 * p * (1 - p) / (math.pi * n)) for p in shares) / 2
+
+
+def _listed(names: tuple[str, ...], shares: list[float]) -> str:
+    return ", ".join(f"{name} {share:.3f}" for name, share in zip(names, shares))
