@@ -113,6 +113,12 @@ def test_a_cell_that_diverges_does_not_stop_the_others(effuse, toy_table, monkey
     answer = effuse("reproduce toy.table --scale smoke --only clients=2 --json")
     assert "TrainingError: full-2: round 0" in answer.sentence
     assert states(answer.json)["full-2"] == "failed" and states(answer.json)["udec-2"] == "done"
+    shown = effuse("reproduce toy.table --scale smoke --show --json").json
+    assert states(shown)["full-2"] == "failed" and "round 0" in shown["cells"][0]["note"], "another process knows it, too"
+    before = Path(shown["cells"][0]["run"], "diverged.txt").stat().st_mtime_ns
+    again = effuse("reproduce toy.table --scale smoke --only clients=2 --json")
+    assert "not run again unless its folder is removed" in again.sentence
+    assert Path(shown["cells"][0]["run"], "diverged.txt").stat().st_mtime_ns == before
 
 
 def test_a_cell_that_cannot_run_here_names_the_scales_that_might(effuse, toy_table, monkeypatch):

@@ -15,7 +15,15 @@ from effuse.engines.reproduce import Reproduction, training
 from effuse.metrics.encoders import reference_rows
 from effuse.metrics.mix import ClassMix
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.feddiffuse import TUNED, centralised, full, tuned
+from effuse.recipes.feddiffuse import (
+    CHANGES,
+    START,
+    TUNED,
+    centralised,
+    full,
+    tuned,
+    with_change,
+)
 
 THETA, ENCODER, BOTTLENECK, DECODER = 2_996_315, 1_280_642, 999_376, 716_297
 R = 15
@@ -128,7 +136,13 @@ def test_table_1_has_every_cell():
 
 def test_every_cell_of_every_scale_is_a_valid_recipe():
     """The skews of the paper's cells are the published ones; a smoke cell can be checked as it is, without any file."""
-    for name in ("feddiffuse.table1", 'feddiffuse.figure3(profile="code")', "feddiffuse.tuning", "feddiffuse.ablation"):
+    for name in (
+        "feddiffuse.table1",
+        'feddiffuse.figure3(profile="code")',
+        "feddiffuse.tuning",
+        "feddiffuse.finalists",
+        "feddiffuse.ablation",
+    ):
         _, table = find_table(name)
         for cell in table.cells:
             for scale in table.scales.values():
@@ -182,7 +196,8 @@ def test_the_centralised_baseline_has_the_same_tuning_and_sees_as_many_images():
 
 def test_what_is_chosen_is_chosen_on_other_seeds_and_other_images():
     """The 5,000 test images that the tuning compares with are all those that the final figures do not."""
-    final, chosen = recipes_of("feddiffuse.ablation"), recipes_of("feddiffuse.tuning")
+    final, tried, last = (recipes_of(f"feddiffuse.{name}") for name in ("ablation", "tuning", "finalists"))
+    chosen = tried | last
     assert not {r.seed for r in final.values()} & {r.seed for r in chosen.values()}
     distances = [{m for r in some.values() for m in r.evaluate.metrics} - {ClassMix(n=5000)} for some in (final, chosen)]
     asked = [{(m.split, m.reference, m.skip) for m in some} for some in distances]
@@ -198,19 +213,52 @@ class FashionTest:
     real = staticmethod(lambda split: range({"train": 60_000, "test": 10_000}[split]))
 
 
-def test_candidates_differ_from_plain_full_by_what_they_say():
-    """All see the same images, but for those that only sample differently, which are not trained again."""
+def test_changes_are_made_in_one_order():
+    """A rate takes the place of the rate, and its own decay the place of the decay; what is left out is gone."""
+    assert with_change(with_change(START, "without-kept"), "ema") == ["decay", "rate-1e-3", "ema", "clip"]
+    assert with_change(START, "rate-2e-3") == ["decay", "rate-2e-3", "kept", "clip"]
+    assert list(START) == sorted(START, key=list(CHANGES).index)
+
+
+def test_candidates_differ_from_the_start_by_what_they_say():
+    """All see the same images; a high rate has its own decay, also after the start's; a rate replaces a rate."""
     found = recipes_of("feddiffuse.tuning")
-    plain = found["plain-none-1"]
+    start = found["start-1"]
     for name, recipe in found.items():
-        assert images(recipe) == images(plain) == 5 * 3 * 12_000 and recipe.sampler.count(recipe.task) <= 1000
-        assert (recipe == plain) == (name == "plain-none-1")
-    changed = {n.removeprefix("plain-").removesuffix("-1"): r for n, r in found.items() if n.startswith("plain-")}
-    alike = {n for n, r in changed.items() if training(r) == training(plain)}
-    assert alike == {"none", "clip", "steps-1000", "ddim-250", "dpm-50"}
+        assert images(recipe) == images(start) == 5 * 3 * 12_000 and recipe.sampler.count(recipe.task) <= 1000
+        assert (recipe == start) == (name == "start-1")
+    local = {name: recipe.algorithm.local for name, recipe in found.items()}
     assert (
-        plain.changed(["algorithm.local.lr=1e-3", "algorithm.local.schedule=cosine_decay()"]) == changed["rate-1e-3-decay"]
+        found["plain-1"].changed([*START_SET]) == start
+        and found["without-kept-1"].changed(["algorithm.local.state=kept"]) == start
     )
+    fast = local["rate-2e-3-1"]
+    assert (fast.lr, fast.clip, fast.schedule.warmup, fast.state) == (2e-3, 1.0, 1, "kept")
+    assert found["rate-3e-4-1"] == start.changed(["algorithm.local.lr=3e-4"])
+    assert (local["ema-1"].ema, local["start-1"].ema) == (0.995, None)
+    assert found["batch-64-1"].speed == "graph" and found["v-1"].speed == "compile"
+
+
+START_SET = (
+    "algorithm.local.lr=1e-3",
+    "algorithm.local.schedule=cosine_decay()",
+    "algorithm.local.state=kept",
+    "sampler.clip=True",
+)
+
+
+def test_finalists_are_trained_once_and_sampled_in_several_ways():
+    """At the paper's scale; the start is there only where something else was chosen."""
+    found = recipes_of('feddiffuse.finalists(chosen=["decay", "rate-1e-3", "kept", "ema", "clip"])')
+    assert list(found) == ["start", *(f"chosen-{s}" for s in ("clip", "none", "large", "ddim-1000", "ddim-250", "dpm-100"))]
+    for name, recipe in found.items():
+        assert recipe.rounds == 15 and recipe.sampler.count(recipe.task) <= 1000
+        assert (training(recipe) == training(found["chosen-clip"])) == (name != "start")
+    assert found["chosen-clip"] == found["start"].changed(["algorithm.local.ema=0.999"])
+    assert not found["chosen-none"].sampler.clip and found["chosen-large"].sampler.variance == "large"
+    assert "start" not in recipes_of(f"feddiffuse.finalists(chosen={json.dumps(START)})")
+    with pytest.raises(EffuseError, match="'kepd' is no change; did you mean kept"):
+        find_table('feddiffuse.finalists(chosen=["kepd"])')
 
 
 def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():

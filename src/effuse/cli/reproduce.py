@@ -52,8 +52,10 @@ def reproduce(
         print(json.dumps(report))
     elif not quiet:
         show_table(report)
-    if again.failed:
-        raise TrainingError(f"{', '.join(again.failed)}: {next(iter(again.failed.values()))}")
+    failed = [row for row in (again.row(plan) for plan in chosen) if row["state"] == "failed"]
+    if failed:
+        names = ", ".join(row["name"] for row in failed)
+        raise TrainingError(f"{names}: {failed[0]['note']}; a cell that diverged is not run again unless its folder is removed")
 
 
 def show_table(report: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from effuse.engines.observer import Observer
 from effuse.recipes import find_recipe
 
 CHECKED = "check.json"
+DIVERGED = "diverged.txt"  # why a cell has no number and will have none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,6 @@ class Reproduction:
         self.name, self.table, self.out = name, table, out
         self.scale_name, self.scale = table.scale(scale)
         self.planned = {cell.name: self._plan(cell) for cell in table.cells}
-        self.failed: dict[str, str] = {}
 
     def _plan(self, cell: Cell) -> Planned:
         settings = (*cell.settings, *self.scale.settings)
@@ -78,7 +78,9 @@ class Reproduction:
         """See one cell through, from where it stopped; a finished one costs nothing."""
         name, path = plan.cell.name, plan.folder.path
         try:
-            if self.table.rehearsed:
+            if self._state(plan)[0] == "failed":
+                pass  # it always will; whoever wants to see it again removes its folder
+            elif self.table.rehearsed:
                 self._rehearse(plan)
             elif plan.folder.manifest.exists():
                 driver.resume(path, device=None if device == "auto" else device, observer=observer)
@@ -89,8 +91,8 @@ class Reproduction:
             others = [f"--scale {scale}" for scale in self.table.scales if scale != self.scale_name]
             also = f"; the table has {' and '.join(others)}, too" if others else ""
             raise RecipeError(f"{name}: {error}{also}") from None
-        except TrainingError as error:  # this cell diverges, and always will: the others have not been tried
-            self.failed[name] = str(error)
+        except TrainingError as error:  # this cell diverges: the others have not been tried
+            write_atomically(path / DIVERGED, f"{error}\n".encode())
         self.save()
 
     def _trained_alike(self, plan: Planned) -> Path | None:
@@ -170,11 +172,9 @@ class Reproduction:
         return self.scale.metrics.get(name, name)
 
     def _state(self, plan: Planned) -> tuple[str, str]:
-        folder, name = plan.folder, plan.cell.name
+        folder = plan.folder
         if self.table.rehearsed:
             return self._rehearsed(plan), ""
-        if name in self.failed:
-            return "failed", self.failed[name]
         if not folder.manifest.exists():
             return "missing", ""
         try:
@@ -183,5 +183,7 @@ class Reproduction:
             return "other", str(error)
         if folder.result.exists():
             return "done", ""
+        if (folder.path / DIVERGED).exists():
+            return "failed", (folder.path / DIVERGED).read_text().strip()
         rounds = [record["federated"] for record in folder.records()]
         return "unfinished", f"after round {max(rounds, default=0)} of {plan.recipe.rounds}"

@@ -62,31 +62,47 @@ def celeba(profile: Profile = "text") -> Recipe:
     return _recipe(Full(local=_adam(batch=64)), profile, data=data, rounds=30, metrics=metrics)
 
 
-# one change of FULL each, as `--set` takes it; none moves a byte more, shows an image more or changes the network
+# changes of FULL, as `--set` takes them, in the order in which they are made; none moves a byte more, shows an image more or
+# changes the network
 CHANGES: dict[str, tuple[str, ...]] = {
+    "decay": ("algorithm.local.schedule=cosine_decay()",),
     "rate-3e-4": ("algorithm.local.lr=3e-4",),
     "rate-1e-3": ("algorithm.local.lr=1e-3",),
-    "rate-2e-3": ("algorithm.local.lr=2e-3",),
-    "decay": ("algorithm.local.schedule=cosine_decay()",),
+    # so high a rate wants a slower start: without, the first steps throw the network far off
+    "rate-2e-3": ("algorithm.local.lr=2e-3", "algorithm.local.schedule=cosine_decay(warmup=1)", "algorithm.local.clip=1.0"),
     "kept": ("algorithm.local.state=kept",),  # Adam's moments, from round to round
     "ema": ("algorithm.local.ema=0.999",),  # over a seventh of the 7,050 steps of a client
     "server-ema": ("ema=0.5",),
     "batch-64": ("algorithm.local.batch=64",),  # twice the steps on the same images
     "norm-1": ("algorithm.local.clip=1.0",),
     "v": ("task.target=v",),
-    "cosine": ("task.schedule=cosine()",),
+    # with a cosine, the first step back multiplies an error of epsilon by over 30: another target goes with it
+    "v-cosine": ("task.target=v", "task.schedule=cosine()"),
     "min-snr": ("task.min_snr=5.0",),
+    "huber": ("task.distance=huber",),
     "clip": ("sampler.clip=True",),
-    "steps-1000": ("sampler.steps=1000",),
+    "large": ("sampler.clip=True", "sampler.variance=large"),
+    "ddim-1000": ("sampler=ddim(steps=1000, clip=True, batch=1000)",),
     "ddim-250": ("sampler=ddim(steps=250, clip=True, batch=1000)",),
-    "dpm-50": ("sampler=dpm_solver(steps=50, batch=1000)",),
+    "dpm-100": ("sampler=dpm_solver(steps=100, batch=1000)",),
 }
-# PROVISIONAL: what the field's experience suggests; `feddiffuse.tuning` has not been run yet
-TUNED = ("rate-1e-3", "decay", "kept", "ema", "clip")
+SAMPLERS = ("clip", "large", "ddim-1000", "ddim-250", "dpm-100")
+# what the field's experience suggests, before anything is tried
+START = ("decay", "rate-1e-3", "kept", "clip")
+# PROVISIONAL: `feddiffuse.tuning` and `feddiffuse.finalists` have not been run yet
+TUNED = START
+
+
+def with_change(names: Sequence[str], change: str) -> list[str]:
+    """These changes and one more; `without-NAME` leaves one out, and a rate takes the place of a rate."""
+    if change.startswith("without-"):
+        return [name for name in names if name != change.removeprefix("without-")]
+    others = [name for name in names if not (change.startswith("rate-") and name.startswith("rate-"))]
+    return sorted([*others, change], key=list(CHANGES).index)
 
 
 def tuned(without: str = "") -> Recipe:
-    """FULL with the changes that `feddiffuse.tuning` chooses (provisional: it has not been run), or with all but one of them."""
+    """FULL with the changes that `tuning` and `finalists` choose (provisional: they have not been run), or with all but one of them."""
     return full().changed(_settings(_left(without)))
 
 
@@ -188,65 +204,66 @@ def figure3(profile: Profile = "text") -> Table:
     return _table(f"FedDiffuse, Figure 3: FID on Fashion-MNIST by local epochs and clients, {profile} profile", cells, smoke)
 
 
-# a fifth of the training and a quarter of the evaluations an image, on seeds and real images that no figure of the paper's scale
-# uses: the test images that are not among the 5,000 of FIDELITY; training images would flatter a model that learns them by heart
+# on seeds and real images that no figure of the paper's scale uses: the test images that are not among the 5,000 of FIDELITY;
+# training images would flatter a model that learns them by heart
+CHOOSING = (
+    "evaluate.metrics=[fid(n=3000, reference=5000, skip=5000), kid(n=3000, reference=5000, skip=5000)]",
+    "speed=compile",  # pays over all cells together, which share their recordings
+)
 REDUCED = (
     "rounds=5",
     "algorithm.local.epochs=3",
     "sampler.steps=250",
-    "evaluate.metrics=[fid(n=3000, reference=5000, skip=5000), kid(n=3000, reference=5000, skip=5000)]",
-    "speed=compile",  # pays over all cells together, which share their recordings
-)
+)  # a fifth of the training, a quarter of the evaluations
 REDUCED_EMA = "algorithm.local.ema=0.995"  # over a seventh of the 1,410 steps of a client, as 0.999 is of 7,050
-SEED, ANOTHER_SEED = 1, 2  # the difference of two plain runs is what a change must beat
-# neighbours of the same task share recordings, and what only samples differently is not trained again
-FROM_PLAIN: tuple[tuple[str, ...], ...] = (
-    (),
-    ("clip",),
-    ("steps-1000",),
-    ("ddim-250",),
-    ("dpm-50",),
-    ("rate-1e-3", "decay"),
-    ("rate-1e-3",),
-    ("rate-3e-4",),
-    ("kept",),
-    ("ema",),
-    ("server-ema",),
-    ("batch-64",),
-    ("v", "cosine"),  # with a cosine, the first step back multiplies an error of epsilon by over 30, unless it is clipped
-    ("min-snr",),
-)
-TO_TUNED: tuple[tuple[str, ...], ...] = (("rate-2e-3",), ("batch-64",), ("norm-1",), ("v",), ("v", "cosine"), ("min-snr",))
+SEED, ANOTHER_SEED = 1, 2  # the difference of two runs is what a change must beat
+# changes of START; neighbours of the same task share recordings
+TRIED = ("without-kept", "without-decay", "rate-3e-4", "norm-1", "rate-2e-3", "ema", "server-ema", "v", "v-cosine", "min-snr",
+         "huber", "batch-64")  # fmt: skip
 
 
-def tuning(chosen: tuple[str, ...] = TUNED) -> Table:
-    """How `feddiffuse.tuned` is chosen: changes of plain FULL, then of those `chosen`, at a fifth of the scale and on images of its own."""
+def tuning() -> Table:
+    """How `feddiffuse.tuned` is chosen: one change each of a good start, at a fifth of the scale and on images of its own."""
+    cells = [_tried("start", START), _tried("start", START, ANOTHER_SEED), _tried("plain", ())]
+    cells += [_tried(change, with_change(START, change)) for change in TRIED]
+    title = "FedDiffuse FULL, K=5, IID: changes of a good start at 5 rounds of 3 epochs, FID against test images that no other table uses"
+    return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("reduced"))
+
+
+def finalists(chosen: tuple[str, ...] = TUNED) -> Table:
+    """The start against what was chosen, and samplers of the latter, at the paper's scale on the images that choose."""
     for name in chosen:
         if name not in CHANGES:
-            raise RecipeError(f"feddiffuse.tuning: {name!r} is no change; {nearest(name, CHANGES)}")
-    cells = [_tried("plain", "none", (), ANOTHER_SEED)]
-    cells += [_tried("plain", "-".join(names) or "none", names) for names in FROM_PLAIN]
-    cells.append(_tried("tuned", "none", chosen))
-    for name in reversed(chosen):  # how it samples stands last
-        cells.append(_tried("tuned", f"without-{name}", [other for other in chosen if other != name]))
-    cells += [
-        _tried("tuned", f"with-{'-'.join(names)}", (*chosen, *names)) for names in TO_TUNED if not {*names} <= {*chosen}
-    ]
-    title = "FedDiffuse FULL, K=5, IID: candidates at 5 rounds of 3 epochs, FID against test images that no other table uses"
-    return Table(
-        title=title,
-        cells=tuple(cells),
-        also=("kid", "kid_ema"),
-        scales={"reduced": Scale(), "smoke": _brief("reference=150, skip=150")},
-    )
+            raise RecipeError(f"feddiffuse.finalists: {name!r} is no change; {nearest(name, CHANGES)}")
+    cells = [_final("start", START)] if {*chosen} != {*START} else []
+    trained = [name for name in chosen if name not in SAMPLERS]
+    samplers = {"clip": ["clip"], "none": [], **{name: [name] for name in SAMPLERS if name != "clip"}}
+    cells += [_final(f"chosen-{name}", [*trained, *sampler]) for name, sampler in samplers.items()]
+    title = f"FedDiffuse FULL, K=5, IID: {', '.join(trained)}, by its samplers, and the start, at the paper's scale"
+    return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("paper"))
 
 
-def _tried(base: str, change: str, names: Sequence[str], seed: int = SEED) -> Cell:
-    ema = [REDUCED_EMA] if "ema" in names else []
+def _choosing(scale: str) -> dict[str, Scale]:
+    return {scale: Scale(), "smoke": _brief("reference=150, skip=150")}
+
+
+def _tried(change: str, names: Sequence[str], seed: int = SEED) -> Cell:
+    smaller = [REDUCED_EMA] if "ema" in names else []
+    smaller += ["speed=graph"] if "batch-64" in names else []  # one cell does not pay for compiling another shape
+    return _choice({"change": change, "seed": seed}, names, (*CHOOSING, *REDUCED), smaller, seed)
+
+
+def _final(setting: str, names: Sequence[str]) -> Cell:
+    return _choice({"setting": setting}, names, CHOOSING, (), SEED)
+
+
+def _choice(
+    labels: dict[str, str | int], names: Sequence[str], first: Sequence[str], last: Sequence[str], seed: int
+) -> Cell:
     return Cell(
-        labels={"base": base, "change": change, "seed": seed},
+        labels=labels,
         recipe="feddiffuse.full",
-        settings=(*REDUCED, *_settings(names), *ema, f"seed={seed}"),
+        settings=(*first, *_settings(names), *last, f"seed={seed}"),
         metric="fid_ema" if "server-ema" in names else "fid",
     )
 
@@ -254,7 +271,7 @@ def _tried(base: str, change: str, names: Sequence[str], seed: int = SEED) -> Ce
 def ablation() -> Table:
     """`feddiffuse.tuned`, each of its changes left out, plain FULL and the centralised baseline, at the paper's scale."""
     parts = [(f"without-{name}", 2023) for name in reversed(TUNED)]
-    repeated = [(setting, seed) for seed in (2024, 2025) for setting in ("tuned", "plain")]
+    repeated = [(setting, seed) for setting in ("tuned", "plain") for seed in (2024, 2025)]
     # the most telling first; how it samples, directly after what it samples from, is not trained again
     central = [("centralised-tuned", 2023), ("centralised-plain", 2023)]
     order = [("tuned", 2023), *parts[:1], *repeated, ("plain", 2023), *central, *parts[1:]]
@@ -286,7 +303,9 @@ def _ablated(setting: str, seed: int) -> Cell:
 
 
 def _table(title: str, cells: list[Cell], smoke: Scale) -> Table:
-    return Table(title=title, cells=tuple(cells), also=("fid", "fid_pooled", "class_mix"), scales={"paper": Scale(), "smoke": smoke})
+    return Table(
+        title=title, cells=tuple(cells), also=("fid", "fid_pooled", "class_mix"), scales={"paper": Scale(), "smoke": smoke}
+    )
 
 
 SMALL = ("data=digits()", "model=convnext_unet(dim=8, multipliers=[1, 2])", "evaluate.grid=20")
