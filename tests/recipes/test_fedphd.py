@@ -10,6 +10,7 @@ from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction
 from effuse.recipes import find_recipe, find_table
+from effuse.recipes.fedphd import TELLING
 
 # CIFAR-10's and CelebA's labels need no files
 CIFAR = ["data=labels(sizes=[5000]*10, side=32, channels=3)", "evaluate.metrics=[]"]
@@ -120,7 +121,10 @@ def test_the_printed_tables():
     assert spot["scaffold-computation"] == (43.87, 2.76, 3.12) and spot["moon-rounds"] == (20.43, None, 4.17)
 
 
-@pytest.mark.parametrize("name", ["table1", 'table1(data="celeba", seed=2)', "table3", "table5", "ablation(seed=1)"])
+@pytest.mark.parametrize(
+    "name",
+    ["table1", 'table1(data="celeba", seed=2)', "table3", "table5", "comparison(seeds=[1])", "comparison(epochs=200)"],
+)
 def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
     """At every scale the metric of a cell is measured, all methods see as many images, and what can be pruned is pruned in time."""
     _, table = find_table(f"fedphd.{name}")
@@ -137,6 +141,29 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
             if plan.cell.labels.get("equal") != "rounds" and not (central and scale == "paper"):
                 images.add(recipe.rounds * recipe.algorithm.local.epochs * (1.0 if central else recipe.algorithm.cohort))
         assert len(images) == 1, "the same budget of local epochs"
+
+
+def test_the_scaled_network_loses_what_the_papers_does(tmp_path):
+    """Half the width in groups as wide: 24.5, 42.9, 61.0 and 73.9 % of the parameters, as at full width."""
+    again = Reproduction("comparison", find_table("fedphd.comparison")[1], tmp_path, "scaled")
+
+    def left(name: str, *more: str) -> int:
+        changes = [*CIFAR, "algorithm.variant=os", "rounds=5", *more]  # what is cut does not matter for how much
+        return check(again.planned[f"{name}-0"].recipe.changed(changes))["after"]["parameters"]
+
+    whole = check(again.planned["fedphd-0-0"].recipe.changed([*CIFAR, "rounds=5"]))["after"]["parameters"]
+    shares = [round(100 * (1 - left(f"fedphd-{share}") / whole), 1) for share in (25, 44, 61, 74)]
+    assert whole == 8_952_067 and shares == [24.5, 42.9, 61.0, 73.9]
+
+
+def test_the_comparison_repeats_what_is_telling():
+    """Eighteen methods once, five on three seeds; none is another under a second name."""
+    cells = find_table("fedphd.comparison")[1].cells
+    names = [cell.labels["method"] for cell in cells]
+    assert len(cells) == 18 + 2 * 5 and sorted({n for n in names if names.count(n) == 3}) == sorted(TELLING)
+    recipes = [find_recipe(c.recipe.replace("{scale}", "scaled"))[1].changed(list(c.settings)) for c in cells]
+    assert all(one != other for i, one in enumerate(recipes) for other in recipes[:i])
+    assert {cell.labels["seed"] for cell in find_table("fedphd.comparison(seeds=[7])")[1].cells} == {7}
 
 
 # what makes a run a matter of seconds and leaves its protocol alone

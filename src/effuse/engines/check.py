@@ -15,7 +15,7 @@ from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
 from effuse.engines.rounds import Played, figures, played
 from effuse.engines.state import bytes_in
-from effuse.metrics.cost import activation_bytes, layer_macs, macs, parameters
+from effuse.metrics.cost import activation_bytes, macs, parameters
 
 SMALLEST_SHARE = 10  # images below which a client is worth a warning
 
@@ -49,7 +49,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "macs_frozen": recipe.algorithm.frozen and recipe.algorithm.frozen * macs(recipe.model, "features"),
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
-        "figures": figures(left.params.numel, ledger) | {"gmacs": layer_macs(left.arch) / 1e9},
+        "figures": figures(left, ledger),
         "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
         "privacy": recipe.algorithm.spent(server),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},

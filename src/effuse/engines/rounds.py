@@ -28,6 +28,7 @@ from effuse.engines.save import save_model
 from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
+from effuse.metrics.cost import layer_macs
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
 
@@ -278,7 +279,7 @@ class Run:
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
-            "figures": figures(model.params.numel, ledger),
+            "figures": figures(model, ledger),
             "images": images,
             "seconds": self.seconds + time.monotonic(),
         }
@@ -293,9 +294,10 @@ class Run:
         return result
 
 
-def figures(parameters: int, ledger: dict[str, Any]) -> dict[str, float]:
-    """What tables print of a network and its traffic: parameters in millions, and costs weighted by distance."""
-    return {"parameters_m": parameters / 1e6} | {f"{name}_cost": cost for name, cost in ledger["costs"].items()}
+def figures(model: Model, ledger: dict[str, Any]) -> dict[str, float]:
+    """What tables print of a network and its traffic: parameters in millions, multiply-adds in billions, costs weighted by distance."""
+    network = {"parameters_m": model.params.numel / 1e6, "gmacs": layer_macs(model.arch) / 1e9}
+    return network | {f"{name}_cost": cost for name, cost in ledger["costs"].items()}
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:

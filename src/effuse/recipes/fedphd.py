@@ -118,13 +118,13 @@ def _recipe(algorithm: Algorithm, data: Data, rounds: int) -> Recipe:
 
 
 SCALED = Scale(
-    # half the width, a quarter of the arithmetic; eight groups, so that a tenth of the channels can go
+    # half the width, a quarter of the arithmetic; sixteen groups, as wide as the paper's 32 are, so that pruning takes the same shares
     settings=(
-        "model=cifar_unet(widths=[64, 128, 128, 128], groups=8, dropout=0.0)",
+        "model=cifar_unet(widths=[64, 128, 128, 128], groups=16, dropout=0.0)",
         "evaluate.metrics=[fid(n=10000, split='train'), kid(n=10000, split='train')]",
         "evaluate.personal=pooled",  # the number that counts where clients own their models, at a twentieth of the price
         "sampler.batch=1000",
-        "speed=compile",  # a table trains ten million images on this network
+        "speed=graph",  # every ratio is another network: compiling each takes longer than it saves
     ),
     factors={"rounds": 0.01},
     metrics={"fid_ema": "fid"},
@@ -145,7 +145,7 @@ SMOKE = Scale(
     comparable=False,
 )
 SCALES = {"paper": Scale(), "scaled": SCALED, "smoke": SMOKE}
-ALSO = ("kid", "parameters_m", "paper_cost", "symmetric_cost")
+ALSO = ("kid", "kid_pooled", "parameters_m", "gmacs", "paper_cost", "symmetric_cost")
 
 # how a method is run: its recipe, settings, and the number that counts
 METHODS: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -194,6 +194,7 @@ TABLE_3 = {
     0.3: ((13.9, 2.1, 19.36, 3.83), (8.3, 9.59, 2.73)),
     0.4: ((9.3, 1.5, 22.34, 3.78), (5.9, 13.44, 2.44)),
 }
+UNPRUNED = ("algorithm.variant=none",)
 REDUCTIONS = {0.0: 0, 0.1: 25, 0.2: 44, 0.3: 61, 0.4: 74}  # of parameters, as the paper labels them
 # parameters in millions, GMAC, cost of one aggregation in the cloud, and the rounds in which five local epochs pass
 TABLE_4 = {
@@ -236,7 +237,7 @@ def table3(data: Data = "cifar10", seed: int = 0) -> Table:
     for ratio, (cifar, celeba) in TABLE_3.items():
         gmac, fid, score = cifar[1:] if data == "cifar10" else celeba
         beside = {"IS": score, "parameters_m": cifar[0], "GMAC": gmac}
-        pruned = (f"algorithm.ratio={ratio}",) if ratio else ("algorithm.variant=none",)
+        pruned = (f"algorithm.ratio={ratio}",) if ratio else UNPRUNED
         cells.append(_cell("fedphd", {"pruned": f"{REDUCTIONS[ratio]}"}, data, seed, pruned, fid, None, beside))
     return Table(
         title=f"FedPhD, Table III: FID on {data} by pruning, seed {seed}", cells=tuple(cells), also=ALSO, scales=SCALES
@@ -266,18 +267,46 @@ def table5(seed: int = 0) -> Table:
     return Table(title=f"FedPhD, Table V: FID with more clients, seed {seed}", cells=tuple(cells), also=ALSO, scales=SCALES)
 
 
-def ablation(seed: int = 0) -> Table:
-    """What each part gives: FedPhD whole, with random edges, weighed by size, unpruned, and FedAvg with one local epoch."""
-    parts = {
-        "whole": ("fedphd", ()),
-        "random-edges": ("fedphd", ("algorithm.selection=random",)),
-        "weights-by-size": ("fedphd", ("algorithm.weights=size",)),
-        "unpruned": ("fedphd", ("algorithm.variant=none",)),
-        "neither": ("fedphd", ("algorithm.variant=none", "algorithm.selection=random", "algorithm.weights=size")),
-        "fedavg-e1": ("fedavg-e1", ()),
+NEITHER = ("algorithm.selection=random", "algorithm.weights=size")
+# by how telling they are, and those of one network beside each other, for they share recordings
+COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "fedavg-e1": ("fedavg-e1", ()),
+    "fedavg": ("fedavg", ()),
+    "fedphd-0": ("fedphd", UNPRUNED),
+    "fedphd-44": ("fedphd", ()),
+    "fedphd-os": ("fedphd-os", ()),
+    "fedphd-44-random-edges": ("fedphd", NEITHER[:1]),
+    "fedphd-44-weights-by-size": ("fedphd", NEITHER[1:]),
+    "fedphd-0-neither": ("fedphd", (*UNPRUNED, *NEITHER)),
+    "moon": ("moon", ()),
+    "fedprox": ("fedprox", ()),
+    "scaffold": ("scaffold", ()),
+    "feddiffuse-usplit": ("feddiffuse-usplit", ()),
+    "feddiffuse-udec": ("feddiffuse-udec", ()),
+    "fedavg-iid": ("fedavg-iid", ()),
+    "centralised": ("centralised", ()),
+    "fedphd-25": ("fedphd", ("algorithm.ratio=0.1",)),
+    "fedphd-61": ("fedphd", ("algorithm.ratio=0.3",)),
+    "fedphd-74": ("fedphd", ("algorithm.ratio=0.4",)),
+}
+TELLING = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os")
+
+
+def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
+    """All methods, every share of pruning and what each part gives, scaled, for so many local epochs in all; the telling ones on all seeds."""
+    cells = []
+    for seed in seeds:
+        for name in COMPARED if seed == seeds[0] else TELLING:
+            method, more = COMPARED[name]
+            in_a_round = 1 if METHODS[method][0] in ("fedphd", "fedavg1") else 5
+            settings = (*more, f"rounds={max(1, epochs // in_a_round)}")
+            cells.append(_cell(method, {"method": name, "seed": seed}, "cifar10", seed, settings, None, None, {}))
+    title = f"FedPhD and its rivals on CIFAR-10, scaled: 20 clients of two classes, a fifth at a time, {epochs} local epochs in all"
+    scales = {
+        "scaled": dataclasses.replace(SCALED, factors={}),
+        "smoke": dataclasses.replace(SMOKE, factors={"rounds": 0.1, "algorithm.R_s": 0.25}),
     }
-    cells = [_cell(method, {"part": name}, "cifar10", seed, more, None, None, {}) for name, (method, more) in parts.items()]
-    return Table(title=f"FedPhD, part by part, seed {seed}", cells=tuple(cells), also=ALSO, scales=SCALES)
+    return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=scales)
 
 
 def _cell(
@@ -285,7 +314,7 @@ def _cell(
     spread: float | None, beside: dict[str, float],
 ) -> Cell:  # fmt: skip
     recipe, settings, metric = METHODS[method]
-    scale = ', scale="{scale}"' if recipe == "centralised" else ""
+    scale = ', scale="{scale}"' if recipe == "centralised" else ""  # a short one keeps no average
     name = f'fedphd.{recipe}(data="{data}"{scale})' if recipe != "fedphd" else f'fedphd(data="{data}")'
     return Cell(
         labels=labels, recipe=name, settings=(*settings, *more, f"seed={seed}"), metric=metric, printed=printed, spread=spread,
