@@ -160,6 +160,19 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
     assert phases(tmp_path / "run") == ["warm-up", "synthesis", *["federate"] * 5, "correction"]
     ended = server(tmp_path / "run")
     assert ended.scores == (10.0, 9.0, 9.5) and ended.average == pytest.approx(9.6)
+    noted = [
+        json.loads(line).get("noted", {}).get("quick_test")
+        for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    ]
+    assert [n and (n["score"], n["stop"]) for n in noted] == [
+        *[None] * 2,
+        (10.0, False),
+        None,
+        (9.0, False),
+        None,
+        (9.5, True),
+        None,
+    ]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["rounds"] == 5
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())

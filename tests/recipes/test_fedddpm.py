@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from effuse.core.errors import RecipeError
 from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction, value_at
@@ -16,7 +17,7 @@ MNIST = "data=labels(sizes=[5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851
 CIFAR10 = "data=labels(sizes=[5000]*10, side=32, channels=3)"
 CIFAR100 = "data=labels(sizes=[500]*100, side=32, channels=3)"
 SETS = {"mnist": MNIST, "cifar10": CIFAR10, "cifar100": CIFAR100}
-METHODS_OF = {m: "fedddpm" if m == "fedddpm" else f"fedddpm.{m}" for m in COMPARED}
+METHODS_OF = {m: "fedddpm" if m == "fedddpm" else f"fedddpm.{m}" for m in (*COMPARED, "fedavg_ema")}
 
 
 def recipe(method: str, data: str = "mnist", *settings: str, scale: str = "paper"):
@@ -130,7 +131,9 @@ def test_the_scaled_profile_keeps_the_structure():
     """About as many warm-up epochs as federated ones, few clients a round, few classes a client, a matter of minutes."""
     found = check(small := recipe("fedddpm", scale="scaled"))
     a = small.algorithm
-    assert a.warmup.epochs == pytest.approx(small.rounds * a.cohort * a.local.epochs, rel=0.2)
+    assert a.warmup.epochs == pytest.approx(small.rounds * a.cohort * a.local.epochs, rel=1 / 3), (
+        "as in CIFAR-100's 600 and 450"
+    )
     assert max(sum(count > 0 for count in row) for row in found["partition"]["labels"]) <= 4
     steps = sum(found["steps"].values())
     assert steps < 25_000 and found["parameters"]["total"] < 4_000_000
@@ -148,7 +151,8 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
             shown = [key for metric in plan.recipe.evaluate.metrics for key in metric.keys]
             wanted = known.metrics.get(plan.cell.metric, plan.cell.metric)
             assert wanted.removesuffix("_ema").removesuffix("_pooled") in shown
-            assert ("_ema" in wanted) == (plan.recipe.ema is not None)
+            averaged = "_ema" in wanted or (name == "fedddpm.comparison" and plan.cell.labels["method"] == "fedavg")
+            assert averaged == (plan.recipe.ema is not None)
             assert ("_pooled" in wanted) == (plan.recipe.evaluate.personal == "pooled")
 
 
@@ -178,14 +182,37 @@ def test_a_cells_partition_and_participation():
 def test_everybody_is_tuned_alike(tmp_path):
     """Three values each, one of them the method's own in the comparison, on a seed that is not in it, with the comparison's work a round."""
     reported = {plan.recipe.seed for plan in Reproduction(*find_table("fedddpm.comparison"), tmp_path).planned.values()}
-    plans = list(Reproduction(*find_table("fedddpm.tuning(rounds=20, warmup=5)"), tmp_path).planned.values())
+    plans = list(Reproduction(*find_table("fedddpm.tuning(rounds=20, warmup=5, rate=3e-4)"), tmp_path).planned.values())
     for method, (knob, values) in KNOBS.items():
         found = [plan.recipe for plan in plans if plan.cell.labels["method"] == method]
         assert [value_at(r, knob) for r in found] == list(values) and len(values) == 3
         own = value_at(find_recipe(f'{METHODS_OF[method]}(scale="scaled")')[1], knob)
         assert own in values, method
         assert {r.seed for r in found}.isdisjoint(reported)
-    assert set(COMPARED) - set(KNOBS) == {"fedavg_matched", "local_only"}, "which are FedAvg for longer and without averages"
+        rates = {
+            getattr(r.algorithm, solver).lr for r in found for solver in ("local", "warmup") if hasattr(r.algorithm, solver)
+        }
+        assert knob == "algorithm.local.lr" or rates == {3e-4}, "all at FedAvg's"
+    left = set(COMPARED) - set(KNOBS)
+    assert left == {"fedavg_matched", "local_only", "aux_only"}, (
+        "which are FedAvg for longer, without averages, and elsewhere"
+    )
+    for call in ("fedddpm.tuning(seed=2)", "fedddpm.comparison(seeds=[0, 100])"):
+        with pytest.raises(RecipeError, match="choose"):
+            find_table(call)
+
+
+def test_what_tuning_found_goes_into_the_comparison(tmp_path, monkeypatch):
+    """FedAvg's step is everybody's, also in the warm-up and where the server takes it; any other knob is its method's own."""
+    found = {"fedavg": 3e-4, "fedddpm": 2.5e-4, "mofedsam": 0.5, "fedavg_ema": 0.7, "centralised": 1e-3}
+    monkeypatch.setattr("effuse.recipes.fedddpm.TUNED", found)
+    plans = Reproduction(*find_table("fedddpm.comparison(seeds=[0])"), tmp_path, "scaled").planned
+    of = {p.cell.labels["method"]: p.recipe for p in plans.values() if p.cell.labels["partition"] == "shard"}
+    assert {r.algorithm.local.lr for m, r in of.items() if m not in ("aux_only", "centralised")} == {3e-4}
+    assert {of[m].algorithm.warmup.lr for m in ("fedddpm", "plus", "localaug", "aux_only")} == {3e-4}
+    central = {m: of[m].algorithm.central.lr for m in ("fedddpm", "plus", "aux_only")}
+    assert central == {"fedddpm": 2.5e-4, "plus": 3e-4, "aux_only": 3e-4}
+    assert (of["mofedsam"].algorithm.alpha, of["fedavg"].ema, of["centralised"].algorithm.local.lr) == (0.5, 0.7, 1e-3)
 
 
 def test_the_comparison_can_be_resized(tmp_path):

@@ -155,6 +155,7 @@ class FedDDPMPlus(FedDDPM, name="fedddpm_plus"):
         if fed.federated % self.test.every == 0 and not fed.rehearsing:
             scores += (self.test.score(w, server.auxiliary, self.sampler, fed),)
             stop, average = self.test.judge(average, scores[-1])
+            fed.note(quick_test={"score": scores[-1], "average": average, "stop": stop})
         if fed.federated + 1 == fed.rounds:
             stop = stop or self.at_end
         phase = CORRECTION if stop else FEDERATE

@@ -159,7 +159,9 @@ class Reproduction:
             row |= {"ours": ours.get("value"), "ours_spread": ours.get("std")}  # over clients, where they own their models
             beside = {name: found.get(self._metric(name)) for name in self.table.also}
             row["also"] = {self._metric(name): m["value"] for name, m in beside.items() if m}
-            row |= {"parameters_sent": result["traffic"]["parameters"]["total"], "seconds": result.get("seconds", 0.0)}
+            sent = result["traffic"]
+            row |= {"parameters_sent": sent["parameters"]["total"], "bytes_sent": sent["bytes"]["total"]}
+            row |= {"seconds": result.get("seconds", 0.0)}
         return row | {"recipe": cell.recipe, "settings": list(plan.settings), "run": str(plan.folder.path)}
 
     def _rehearsed(self, plan: Planned) -> str:

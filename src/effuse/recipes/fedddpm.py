@@ -14,6 +14,7 @@ from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.scaffold import Scaffold
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Source
+from effuse.core.errors import RecipeError
 from effuse.core.model import Arch
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.sampler import Sampler
@@ -33,6 +34,7 @@ from effuse.models.unet import CifarUnet, MnistUnet, Unet
 
 Data = Literal["mnist", "cifar10", "cifar100"]
 Size = Literal["paper", "scaled", "smoke"]
+AVERAGE = 0.9  # of the model over rounds, in `fedavg_ema`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,15 +90,22 @@ PAPER = {
 }  # fmt: skip
 
 
+# few steps for models that were trained little: noise on the way and clipped predictions keep their errors from growing
+SHORT = Ddim(steps=50, eta=1.0, clip=True, batch=500)
+
+
 def _setting(data: Data, scale: Size) -> Setting:
     printed = PAPER[data]
     if scale == "scaled":
-        # as non-IID and as rarely asked as in the paper, with about as many warm-up epochs as federated ones: T p K = 18
+        # as non-IID as in the paper and nearly as rarely asked; ten clients, so that each model has steps enough to draw something:
+        # 752 of warm-up, 2,820 one after another in the rounds; epochs of warm-up 16, federated ones T p K = 12
         return dataclasses.replace(
-            printed, clients=20, rounds=60, batch=128, K=2, E=1, E_plus=20, warmup=20, zeta=5e-4, eta=1e-4,
-            model=Unet(widths=(64, 64, 128), layers=1) if data == "mnist" else Unet(widths=(64, 128, 128, 128), layers=1),
+            printed, clients=10, p=0.2, rounds=30, batch=128, K=2, E=1, E_plus=20, warmup=16, zeta=5e-4, eta=1e-4,
+            # groups of four channels, as the paper's network has
+            model=Unet(widths=(64, 64, 128), layers=1, groups=16) if data == "mnist"
+            else Unet(widths=(64, 128, 128, 128), layers=1, groups=16),
             # one batch size: a single recording of the sampler serves evaluation, synthesis and quick test
-            sampler=Ddim(steps=50, batch=500), synthesis=Ddim(steps=50, batch=500), test=QuickTest(every=4, threshold=1.0),
+            sampler=SHORT, synthesis=SHORT, test=QuickTest(every=4, threshold=1.0),
         )  # fmt: skip
     if scale == "smoke":
         return Setting(
@@ -170,7 +179,8 @@ def aux_only(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     """The auxiliary set alone, as large as the real one, with as many gradient steps as FedAvg's clients take."""
     s = _setting(data, scale)
     rounds, epochs = _alone(s)
-    return _recipe(s, AuxOnly(**_synthesis(s), central=s.local(epochs)), rounds=rounds)
+    central = dataclasses.replace(s.local(epochs), state="kept")
+    return _recipe(s, AuxOnly(**_synthesis(s), central=central), rounds=rounds)
 
 
 def centralised(data: Data = "mnist", scale: Size = "paper") -> Recipe:
@@ -195,7 +205,7 @@ def fedavg_matched(data: Data = "mnist", scale: Size = "paper") -> Recipe:
 
 def fedavg_ema(data: Data = "mnist", scale: Size = "paper") -> Recipe:
     """FedAvg whose server keeps a moving average of the model over rounds; see the metrics that end in _ema."""
-    return dataclasses.replace(fedavg(data, scale), ema=0.9)
+    return dataclasses.replace(fedavg(data, scale), ema=AVERAGE)
 
 
 def _alone(s: Setting) -> tuple[int, int]:
@@ -248,10 +258,11 @@ PRINTED = {
 STAND_INS = {k: k.replace("fid", "fid_classifier") for k in ("fid", "fid_ema", "fid_auxiliary", "fid_pooled")}
 SMOKE = Scale(metrics=STAND_INS, comparable=False)
 SCALES = {"paper": Scale(), "scaled": Scale(comparable=False), "smoke": SMOKE}
-LESS = ("clients=6", "rounds=2", "evaluate.every=0", 'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train")]')
-# compiled, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
+LESS = ("clients=6", "rounds=2", "evaluate.every=0",
+        'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train"), class_mix(n=200)]')  # fmt: skip
+# recorded, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
 SMALL_SCALES = {
-    "scaled": Scale(settings=("speed=compile",), comparable=False),
+    "scaled": Scale(settings=("speed=graph",), comparable=False),
     "smoke": dataclasses.replace(SMOKE, settings=LESS),
 }
 
@@ -306,9 +317,27 @@ def curves() -> Table:
     return Table(title="FedDDPM against LocalAug on CIFAR-100: loss curves", cells=tuple(cells), scales=SCALES)
 
 
-# the most telling first
-COMPARED = ("fedavg", "fedddpm", "plus", "fedavg_matched", "scaffold", "mofedsam", "fedprox", "localaug", "fedavg_ema",
-            "aux_only", "centralised", "local_only")  # fmt: skip
+# the most telling first; FedAvg keeps an average of its model beside it, which is `fedavg_ema`
+COMPARED = ("fedavg", "fedddpm", "plus", "fedavg_matched", "scaffold", "mofedsam", "localaug", "fedprox", "aux_only", "centralised",
+            "local_only")  # fmt: skip
+# what is tried of each method; those that are not here take FedAvg's step, as all do
+KNOBS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "fedavg": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
+    "fedddpm": ("algorithm.central.lr", (1e-4, 2.5e-4, 5e-4)),
+    "plus": ("algorithm.central.epochs", (5, 20, 40)),
+    "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
+    "mofedsam": (
+        "algorithm.alpha",
+        (0.1, 0.5, 0.9),
+    ),  # rho matters less: with an alpha of 0.1, Adam drifts along the noise of Delta
+    "fedprox": ("algorithm.mu", (0.001, 0.01, 0.1)),
+    "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
+    "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
+    "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
+}
+# what `tuning` found best, by method; nothing yet: each has the value of its recipe
+TUNED: dict[str, float] = {}
+FIRST_TUNING_SEED = 100  # those from here on are never reported
 
 
 def comparison(
@@ -320,60 +349,83 @@ def comparison(
     every: int = 10,
     samples: int = 10_000,
 ) -> Table:
-    """All methods and fair controls at the scaled size, in which rounds, clients, warm-up and evaluation can be changed."""
-    changed = {k: v for k, v in (("rounds", rounds), ("clients", clients), ("warmup", warmup)) if v is not None}
-    s = dataclasses.replace(_setting(data, "scaled"), **changed)
+    """All methods and fair controls at the scaled size, which can be changed; looked at on the way with the first seed only."""
+    if max(seeds) >= FIRST_TUNING_SEED:
+        raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
+    s = _resized(data, rounds, clients, warmup)
     cells = [
         _cell(
-            method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}", *_budget(s, method, every, samples)
+            method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}",
+            *_budget(s, method, every if seed == seeds[0] else 0, samples), *_tuned(s, method),
         )
-        for seed in seeds
         for partition in ("shard", "dir0.1")
         for method in COMPARED
-    ]
+        for seed in seeds
+        if method != "centralised" or partition == "shard"  # which has no partition
+    ]  # fmt: skip
     title = f"FedDDPM and rivals on {data}, scaled: {s.clients} clients, {s.rounds} rounds, {s.warmup} epochs of warm-up"
-    return Table(title=title, cells=tuple(cells), repeats="seed", also=("fid_auxiliary", "fid_pooled"), scales=SMALL_SCALES)
+    also = ("fid_ema", "fid_auxiliary", "fid_pooled", "class_mix", "class_mix_pooled")
+    return Table(title=title, cells=tuple(cells), repeats="seed", also=also, scales=SMALL_SCALES)
 
 
-# what is tried of each method; those that are not here take FedAvg's step, as all do
-KNOBS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "fedavg": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
-    "fedddpm": ("algorithm.central.lr", (5e-5, 1e-4, 5e-4)),
-    "plus": ("algorithm.central.epochs", (5, 20, 40)),
-    "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
-    "mofedsam": ("algorithm.rho", (0.02, 0.1, 0.5)),
-    "fedprox": ("algorithm.mu", (0.001, 0.01, 0.1)),
-    "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
-    "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
-    "aux_only": ("algorithm.central.lr", (2e-4, 5e-4, 1e-3)),
-    "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
-}
-
-
-def tuning(data: Data = "mnist", seed: int = 100, rounds: int = 20, warmup: int = 10, samples: int = 5_000) -> Table:
-    """Three values of one knob of each method under shards, on a seed that is not reported; FedAvg's step first, for it is everybody's."""
-    s = dataclasses.replace(_setting(data, "scaled"), rounds=rounds, warmup=warmup)
+def tuning(
+    data: Data = "mnist",
+    seed: int = FIRST_TUNING_SEED,
+    rate: float | None = None,
+    rounds: int = 15,
+    clients: int | None = None,
+    warmup: int | None = None,
+    samples: int = 5_000,
+) -> Table:
+    """Three values of one knob of each method under shards, on a seed that is not reported, all at FedAvg's best `rate`, which comes first."""
+    if seed < FIRST_TUNING_SEED:
+        raise RecipeError(f"fedddpm.tuning: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")
+    s = _resized(data, rounds, clients, warmup)
     cells = [
         _cell(
             method, data, {"partition": "shard", "value": f"{value:g}"}, None, f"seed={seed}",
-            *_budget(s, method, 0, samples), f"{knob}={value}",
+            *_budget(s, method, 0, samples), *_rates(method, rate or TUNED.get("fedavg", s.zeta)), f"{knob}={value}",
         )
         for method, (knob, values) in KNOBS.items()
         for value in values
     ]  # fmt: skip
-    title = f"FedDDPM and rivals on {data}: what was tried on seed {seed}, {rounds} rounds, {warmup} epochs of warm-up"
-    return Table(title=title, cells=tuple(cells), scales=SMALL_SCALES)
+    title = f"FedDDPM and rivals on {data}: what was tried on seed {seed}, {s.rounds} rounds, {s.warmup} epochs of warm-up"
+    return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=SMALL_SCALES)
+
+
+def _resized(data: Data, rounds: int | None, clients: int | None, warmup: int | None) -> Setting:
+    changed = {k: v for k, v in (("rounds", rounds), ("clients", clients), ("warmup", warmup)) if v is not None}
+    return dataclasses.replace(_setting(data, "scaled"), **changed)
+
+
+def _tuned(s: Setting, method: str) -> list[str]:
+    """A method as `tuning` left it."""
+    own = [f"{KNOBS[method][0]}={TUNED[method]}"] if method in TUNED else []
+    average = [f"ema={TUNED.get('fedavg_ema', AVERAGE)}"] if method == "fedavg" else []
+    return [*_rates(method, TUNED.get("fedavg", s.zeta)), *own, *average]
+
+
+SYNTHETIC = ("fedddpm", "plus", "localaug", "aux_only")
+
+
+def _rates(method: str, rate: float) -> list[str]:
+    """One step for all: of clients, of their warm-up, and of a server that takes the clients' step."""
+    solvers = ["local"] if method != "aux_only" else []
+    solvers += ["warmup"] if method in SYNTHETIC else []
+    solvers += ["central"] if method in ("plus", "aux_only") else []
+    return [f"algorithm.{solver}.lr={rate}" for solver in solvers]
 
 
 def _budget(s: Setting, method: str, every: int, samples: int) -> list[str]:
     """Settings that give every method the same work at this size."""
     (alone, epochs), matched = _alone(s), _matched(s)
     T = {"fedavg_matched": matched, "aux_only": alone, "local_only": alone}.get(method, s.rounds)
-    # the longer run is looked at as often; lone sites in the end, and only what all draw together: 10,000 images of each are too many
-    looks = {"fedavg_matched": math.ceil(every * matched / s.rounds), "local_only": 0}.get(method, every)
-    chosen = [f"rounds={T}", f"clients={s.clients}", f'evaluate.metrics=[fid(n={samples}, split="train")]']
+    # runs of other lengths are looked at as often; lone sites in the end, and only what all draw together: 10,000 images of each are too many
+    looks = 0 if method == "local_only" else max(min(every, 1), round(every * T / s.rounds))
+    metrics = f'evaluate.metrics=[fid(n={samples}, split="train"), class_mix(n={samples})]'
+    chosen = [f"rounds={T}", f"clients={s.clients}", metrics]
     chosen += [f"evaluate.every={looks}", *(["evaluate.personal=pooled"] if method == "local_only" else [])]
-    chosen += [f"algorithm.warmup.epochs={s.warmup}"] if method in ("fedddpm", "plus", "localaug", "aux_only") else []
+    chosen += [f"algorithm.warmup.epochs={s.warmup}"] if method in SYNTHETIC else []
     chosen += [f"algorithm.local.steps={s.cohort * s.K * s.batches}"] if method == "centralised" else []
     chosen += [f"algorithm.central.epochs={epochs}"] if method == "aux_only" else []
     return chosen + ([f"algorithm.local.epochs={epochs}"] if method == "local_only" else [])
