@@ -191,6 +191,7 @@ def test_a_shrunk_run_sends_what_the_check_says(name, more, tmp_path):
     assert ledger["training"]["clients"] == predicted["traffic"]["clients"]
     assert ledger["training"].get("edges") == predicted["traffic"].get("edges")
     assert result["parameters"] == predicted["after"]["parameters"] and ledger["costs"] == predicted["traffic"]["costs"]
+    assert result["figures"] == predicted["figures"] and result["figures"]["gmacs"] > 0, "of the network that is left"
 
 
 def test_a_smoke_cell_runs_to_its_cut(tmp_path):

@@ -295,9 +295,14 @@ class Run:
 
 
 def figures(model: Model, ledger: dict[str, Any]) -> dict[str, float]:
-    """What tables print of a network and its traffic: parameters in millions, multiply-adds in billions, costs weighted by distance."""
-    network = {"parameters_m": model.params.numel / 1e6, "gmacs": layer_macs(model.arch) / 1e9}
-    return network | {f"{name}_cost": cost for name, cost in ledger["costs"].items()}
+    """What tables print of a network and its traffic: parameters in millions, costs weighted by distance; of a U-Net, which may have
+    been pruned on the way, also multiply-adds in billions."""
+    counted = {"gmacs": layer_macs(model.arch) / 1e9} if hasattr(model.arch, "cut") else {}
+    return {
+        "parameters_m": model.params.numel / 1e6,
+        **counted,
+        **{f"{name}_cost": c for name, c in ledger["costs"].items()},
+    }
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:

@@ -326,10 +326,8 @@ KNOBS: dict[str, tuple[str, tuple[float, ...]]] = {
     "fedddpm": ("algorithm.central.lr", (1e-4, 2.5e-4, 5e-4)),
     "plus": ("algorithm.central.epochs", (5, 20, 40)),
     "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
-    "mofedsam": (
-        "algorithm.alpha",
-        (0.1, 0.5, 0.9),
-    ),  # rho matters less: with an alpha of 0.1, Adam drifts along the noise of Delta
+    # rho matters less: with an alpha of 0.1, Adam drifts along the noise of Delta
+    "mofedsam": ("algorithm.alpha", (0.1, 0.5, 0.9)),
     "fedprox": ("algorithm.mu", (0.001, 0.01, 0.1)),
     "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
     "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
@@ -350,7 +348,7 @@ def comparison(
     samples: int = 10_000,
 ) -> Table:
     """All methods and fair controls at the scaled size, which can be changed; looked at on the way with the first seed only."""
-    if max(seeds) >= FIRST_TUNING_SEED:
+    if any(seed >= FIRST_TUNING_SEED for seed in seeds):
         raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
     s = _resized(data, rounds, clients, warmup)
     cells = [

@@ -210,11 +210,8 @@ CHOOSING = (
     "evaluate.metrics=[fid(n=3000, reference=5000, skip=5000), kid(n=3000, reference=5000, skip=5000)]",
     "speed=compile",  # pays over all cells together, which share their recordings
 )
-REDUCED = (
-    "rounds=5",
-    "algorithm.local.epochs=3",
-    "sampler.steps=250",
-)  # a fifth of the training, a quarter of the evaluations
+# a fifth of the training, a quarter of the evaluations
+REDUCED = ("rounds=5", "algorithm.local.epochs=3", "sampler.steps=250")
 REDUCED_EMA = "algorithm.local.ema=0.995"  # over a seventh of the 1,410 steps of a client, as 0.999 is of 7,050
 SEED, ANOTHER_SEED = 1, 2  # the difference of two runs is what a change must beat
 # changes of START; neighbours of the same task share recordings
