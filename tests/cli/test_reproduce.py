@@ -63,6 +63,8 @@ def test_two_cells_at_a_small_scale(effuse, toy_table):
     assert personal["ours_spread"] is not None and personal["also"].keys() == {"kid_classifier_pooled"}
     result = json.loads(Path(personal["run"], "result.json").read_text())
     assert result["metrics"]["kid_classifier"]["value"] == personal["ours"] and result["rounds"] == 1
+    for quantity in ("parameters", "bytes"):
+        assert personal[f"{quantity}_sent"] == result["traffic"][quantity]["total"] > 0
     assert json.loads(Path("runs/toy.table-smoke/table.json").read_text()) == report, "what is known is kept as it comes"
 
 

@@ -233,6 +233,18 @@ def test_the_comparison_can_be_resized(tmp_path):
     assert len({r.speed for r in plans.values()}) == 1, "or a process would record anew for the next cell"
 
 
+def test_the_comparison_does_no_work_twice():
+    """Looks on the way with the first seed only; what has no partition stands once; whoever trains in one place goes on with its moments."""
+    cells = find_table("fedddpm.comparison(seeds=[4, 5], every=10)")[1].cells
+    assert len(cells) == 2 * (2 * len(COMPARED) - 1)
+    assert {c.labels["partition"] for c in cells if c.labels["method"] == "centralised"} == {"shard"}
+    looks = {
+        c.labels["seed"]: [x for x in c.settings if "evaluate.every" in x] for c in cells if c.labels["method"] == "fedddpm"
+    }
+    assert looks == {4: ["evaluate.every=10"], 5: ["evaluate.every=0"]}
+    assert recipe("aux_only").algorithm.central.state == recipe("centralised").algorithm.local.state == "kept"
+
+
 @pytest.mark.parametrize("method", [*COMPARED])
 def test_a_smoke_run_sends_what_the_check_says(method, tmp_path):
     shrunk = ["rounds=2", "threads=1", "evaluate.grid=2", "sampler=ddim(steps=2)", "algorithm.test.threshold=1e-9"]
