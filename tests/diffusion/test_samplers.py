@@ -88,6 +88,32 @@ def test_ddim_update_by_hand(spacing: str, eta: float) -> None:
     torch.testing.assert_close(sample(sampler, task, shape, seed=5), x.float(), atol=1e-4, rtol=0)
 
 
+def mistaken(factor: float) -> Predict:
+    """An answer too large or too small: on the way, predicted images leave [-1, 1]."""
+    return lambda x, t, labels: factor * gaussian(Denoise())(x, t, labels)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.1, 1.5])
+def test_ddim_with_all_steps_and_all_noise_is_ancestral(factor: float) -> None:
+    """With eta = 1 and every time step, x' = a' x0 + sqrt(s'^2 - sigma^2) (x - a x0) / s + sigma z is Ho et al.'s Eq. 7 with their
+    beta-tilde; for a clipped x0, too, and only if the noise is that of the clipped one."""
+    ddim, ancestral = (
+        sample(sampler, Denoise(), torch.Size((64, 1, 1, 1)), net=mistaken(factor))
+        for sampler in (Ddim(steps=1000, eta=1.0, clip=True), Ancestral(clip=True))
+    )
+    torch.testing.assert_close(ddim, ancestral, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1, 1.5])
+def test_clipped_ddim_settles_as_steps_are_added(factor: float) -> None:
+    """250 and 1,000 steps end at the same place: a step loses nothing that does not vanish with its length."""
+    few, many = (
+        sample(Ddim(steps=steps, clip=True), Denoise(), torch.Size((64, 1, 1, 1)), net=mistaken(factor))
+        for steps in (250, 1000)
+    )
+    torch.testing.assert_close(few, many, atol=0.02, rtol=0)
+
+
 def test_quadratic_steps() -> None:
     """T = 1000, S = 5: c = 800 / 16 = 50, so 0, 50, 200, 450, 800; repeated small steps are left out."""
     assert quadratic(1000, 5).tolist() == [0, 50, 200, 450, 800]

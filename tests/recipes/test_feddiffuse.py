@@ -9,6 +9,7 @@ import torch
 from effuse.algorithms.centralised import Centralised
 from effuse.core.algorithm import Algorithm
 from effuse.core.errors import EffuseError
+from effuse.diffusion.samplers import Ancestral
 from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction, training
@@ -17,6 +18,8 @@ from effuse.metrics.mix import ClassMix
 from effuse.recipes import find_recipe, find_table
 from effuse.recipes.feddiffuse import (
     CHANGES,
+    CHOOSING,
+    FINALISTS,
     START,
     TUNED,
     centralised,
@@ -141,6 +144,7 @@ def test_every_cell_of_every_scale_is_a_valid_recipe():
         'feddiffuse.figure3(profile="code")',
         "feddiffuse.tuning",
         "feddiffuse.finalists",
+        "feddiffuse.samplers",
         "feddiffuse.ablation",
     ):
         _, table = find_table(name)
@@ -196,8 +200,8 @@ def test_the_centralised_baseline_has_the_same_tuning_and_sees_as_many_images():
 
 def test_what_is_chosen_is_chosen_on_other_seeds_and_other_images():
     """The 5,000 test images that the tuning compares with are all those that the final figures do not."""
-    final, tried, last = (recipes_of(f"feddiffuse.{name}") for name in ("ablation", "tuning", "finalists"))
-    chosen = tried | last
+    final, tried, finals, ways = (recipes_of(f"feddiffuse.{t}") for t in ("ablation", "tuning", "finalists", "samplers"))
+    chosen = tried | finals | ways
     assert not {r.seed for r in final.values()} & {r.seed for r in chosen.values()}
     distances = [{m for r in some.values() for m in r.evaluate.metrics} - {ClassMix(n=5000)} for some in (final, chosen)]
     asked = [{(m.split, m.reference, m.skip) for m in some} for some in distances]
@@ -247,18 +251,28 @@ START_SET = (
 )
 
 
-def test_finalists_are_trained_once_and_sampled_in_several_ways():
-    """At the paper's scale; the start is there only where something else was chosen."""
-    found = recipes_of('feddiffuse.finalists(chosen=["decay", "rate-1e-3", "kept", "ema", "clip"])')
-    assert list(found) == ["start", *(f"chosen-{s}" for s in ("clip", "none", "large", "ddim-1000", "ddim-250", "dpm-100"))]
-    for name, recipe in found.items():
-        assert recipe.rounds == 15 and recipe.sampler.count(recipe.task) <= 1000
-        assert (training(recipe) == training(found["chosen-clip"])) == (name != "start")
-    assert found["chosen-clip"] == found["start"].changed(["algorithm.local.ema=0.999"])
-    assert not found["chosen-none"].sampler.clip and found["chosen-large"].sampler.variance == "large"
-    assert "start" not in recipes_of(f"feddiffuse.finalists(chosen={json.dumps(START)})")
+def test_finalists_are_the_start_with_changes_at_the_paper_s_scale():
+    found = recipes_of("feddiffuse.finalists")
+    assert list(found) == ["start", *("-and-".join(changes) for changes in FINALISTS)]
+    assert found["start"] == full().changed([*START_SET, *CHOOSING, "seed=1"])
+    fast = found["rate-2e-3"]
+    assert found["rate-2e-3-and-batch-64"] == fast.changed(["algorithm.local.batch=64"])
+    assert found["rate-2e-3-and-v-cosine"] == fast.changed(["task.target=v", "task.schedule=cosine()"])
+    for recipe in found.values():
+        assert images(recipe) == images(full()) and recipe.sampler == Ancestral(batch=1000, clip=True)
+    assert list(recipes_of('feddiffuse.finalists(tried=[["ema", "without-kept"]])')) == ["start", "ema-and-without-kept"]
     with pytest.raises(EffuseError, match="'kepd' is no change; did you mean kept"):
-        find_table('feddiffuse.finalists(chosen=["kepd"])')
+        find_table('feddiffuse.finalists(tried=[["kepd"]])')
+
+
+def test_samplers_share_one_training():
+    found = recipes_of('feddiffuse.samplers(chosen=["decay", "rate-1e-3", "kept", "clip"])')
+    assert list(found) == ["clip", "none", "large", "ddim-1000", "ddim-250", "dpm-100"]
+    assert found["clip"] == recipes_of("feddiffuse.finalists")["start"]
+    assert all(training(r) == training(found["clip"]) and r.sampler.count(r.task) <= 1000 for r in found.values())
+    assert not found["none"].sampler.clip and found["large"].sampler.variance == "large"
+    with pytest.raises(EffuseError, match="'kepd' is no change; did you mean kept"):
+        find_table('feddiffuse.samplers(chosen=["kepd"])')
 
 
 def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():

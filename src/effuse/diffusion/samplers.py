@@ -110,7 +110,9 @@ class Ddim(Scheduled):
         return short, times.flip(0)
 
     def step_options(self, generator: torch.Generator) -> dict[str, Any]:
-        return {"generator": generator, "eta": self.eta}
+        # with the noise that belongs to the clipped image: else every step, however short, would also lose what clipping
+        # cut off, and many steps would end in stripes
+        return {"generator": generator, "eta": self.eta, "use_clipped_model_output": self.clip}
 
 
 @spec

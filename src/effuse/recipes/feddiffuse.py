@@ -1,5 +1,6 @@
 """FedDiffuse: de Goede et al., 2024, "Training Diffusion Models with Federated Learning", sections 4 and 5."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Literal
@@ -89,12 +90,14 @@ CHANGES: dict[str, tuple[str, ...]] = {
 SAMPLERS = ("clip", "large", "ddim-1000", "ddim-250", "dpm-100")
 # what the field's experience suggests, before anything is tried
 START = ("decay", "rate-1e-3", "kept", "clip")
-# PROVISIONAL: `feddiffuse.tuning` and `feddiffuse.finalists` have not been run yet
+# PROVISIONAL: `feddiffuse.finalists` and `feddiffuse.samplers` have not been run yet
 TUNED = START
 
 
 def with_change(names: Sequence[str], change: str) -> list[str]:
     """These changes and one more; `without-NAME` leaves one out, and a rate takes the place of a rate."""
+    if change.removeprefix("without-") not in CHANGES:
+        raise RecipeError(f"feddiffuse: {change!r} is no change; {nearest(change, CHANGES)}")
     if change.startswith("without-"):
         return [name for name in names if name != change.removeprefix("without-")]
     others = [name for name in names if not (change.startswith("rate-") and name.startswith("rate-"))]
@@ -102,7 +105,7 @@ def with_change(names: Sequence[str], change: str) -> list[str]:
 
 
 def tuned(without: str = "") -> Recipe:
-    """FULL with the changes that `tuning` and `finalists` choose (provisional: they have not been run), or with all but one of them."""
+    """FULL with the changes that `finalists` and `samplers` choose (provisional: they have not been run), or with all but one of them."""
     return full().changed(_settings(_left(without)))
 
 
@@ -220,23 +223,33 @@ TRIED = ("without-kept", "without-decay", "rate-3e-4", "norm-1", "rate-2e-3", "e
 
 
 def tuning() -> Table:
-    """How `feddiffuse.tuned` is chosen: one change each of a good start, at a fifth of the scale and on images of its own."""
+    """What may make a good start better: one change each, at a fifth of the scale and on images of its own."""
     cells = [_tried("start", START), _tried("start", START, ANOTHER_SEED), _tried("plain", ())]
     cells += [_tried(change, with_change(START, change)) for change in TRIED]
     title = "FedDiffuse FULL, K=5, IID: changes of a good start at 5 rounds of 3 epochs, FID against test images that no other table uses"
     return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("reduced"))
 
 
-def finalists(chosen: tuple[str, ...] = TUNED) -> Table:
-    """The start against what was chosen, and samplers of the latter, at the paper's scale on the images that choose."""
-    for name in chosen:
-        if name not in CHANGES:
-            raise RecipeError(f"feddiffuse.finalists: {name!r} is no change; {nearest(name, CHANGES)}")
-    cells = [_final("start", START)] if {*chosen} != {*START} else []
-    trained = [name for name in chosen if name not in SAMPLERS]
-    samplers = {"clip": ["clip"], "none": [], **{name: [name] for name in SAMPLERS if name != "clip"}}
-    cells += [_final(f"chosen-{name}", [*trained, *sampler]) for name, sampler in samplers.items()]
-    title = f"FedDiffuse FULL, K=5, IID: {', '.join(trained)}, by its samplers, and the start, at the paper's scale"
+# the best values of what made the largest differences in `tuning`, and their combinations
+FINALISTS = (("rate-2e-3",), ("rate-2e-3", "v-cosine"), ("rate-2e-3", "batch-64"), ("rate-2e-3", "v-cosine", "batch-64"))
+
+
+def finalists(tried: tuple[tuple[str, ...], ...] = FINALISTS) -> Table:
+    """The start against changes of it, at the paper's scale on the images that choose."""
+    cells = [_final("start", START)]
+    cells += [_final("-and-".join(changes), functools.reduce(with_change, changes, list(START))) for changes in tried]
+    title = "FedDiffuse FULL, K=5, IID: changes of the start at the paper's scale, FID against test images that no other table uses"
+    return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("paper"))
+
+
+def samplers(chosen: tuple[str, ...] = TUNED) -> Table:
+    """One setting, trained once at the paper's scale and sampled in several ways, on the images that choose."""
+    trained = functools.reduce(with_change, (name for name in chosen if name not in SAMPLERS), [])
+    ways = {"clip": ["clip"], "none": [], **{name: [name] for name in SAMPLERS if name != "clip"}}
+    cells = [_final(way, [*trained, *sampler]) for way, sampler in ways.items()]
+    title = (
+        f"FedDiffuse FULL, K=5, IID: {', '.join(trained)}, by its samplers, FID against test images that no other table uses"
+    )
     return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("paper"))
 
 
