@@ -36,6 +36,9 @@ for batch in note["batches"]:
     drawn.append((images * 255).round().astype(np.uint8))
 """
 )
+CLIPPED = UNCONDITIONAL.replace(
+    'output_type="np"', 'use_clipped_model_output=True, output_type="np"'
+)  # as docs/runs.md says
 # what a class-conditional model needs: its two parts and a plain loop
 CONDITIONAL = (
     READ
@@ -69,6 +72,7 @@ PLAIN = Denoise(schedule=Linear(steps=50))
 CASES = {
     "unconditional, ancestral": (False, PLAIN, Ancestral(batch=3), 50, UNCONDITIONAL),
     "unconditional, ddim": (False, PLAIN, Ddim(steps=10, batch=3), 10, UNCONDITIONAL),
+    "unconditional, ddim, clipped": (False, PLAIN, Ddim(steps=10, batch=3, clip=True), 10, CLIPPED),
     "unconditional, v, cosine, weighted, clipped": (
         False, Denoise(target="v", schedule=Cosine(steps=50), min_snr=5.0), Ancestral(batch=3, clip=True), 50, UNCONDITIONAL
     ),
