@@ -67,30 +67,37 @@ def test_targets_are_equivalent(sampler: Sampler, schedule: Linear) -> None:
     torch.testing.assert_close(epsilon, x0, atol=off, rtol=0)
 
 
+def mistaken(factor: float) -> Predict:
+    """An answer too large or too small: on the way, predicted images leave [-1, 1]."""
+    return lambda x, t, labels: factor * gaussian(Denoise())(x, t, labels)
+
+
 @pytest.mark.parametrize("spacing", ["uniform", "quadratic"])
 @pytest.mark.parametrize("eta", [0.0, 0.7])
-def test_ddim_update_by_hand(spacing: str, eta: float) -> None:
-    """x' = a' x0 + sqrt(s'^2 - sigma^2) epsilon + sigma z, sigma = eta (s'/s) sqrt(1 - a^2/a'^2); at the end a' = 1."""
+@pytest.mark.parametrize("clip", [False, True])
+def test_ddim_update_by_hand(spacing: str, eta: float, clip: bool) -> None:
+    """x' = a' x0 + sqrt(s'^2 - sigma^2) epsilon + sigma z, sigma = eta (s'/s) sqrt(1 - a^2/a'^2); at the end a' = 1; if x0 is clipped,
+    epsilon is what is left of x: (x - a x0) / s."""
     task, shape = Denoise(), torch.Size((8, 1, 2, 2))
-    sampler = Ddim(steps=20, eta=eta, spacing=spacing)
+    sampler = Ddim(steps=20, eta=eta, spacing=spacing, clip=clip)
     times = list(range(0, 1000, 50)) if spacing == "uniform" else quadratic(1000, 20).tolist()
     alpha_bar = task.schedule.alpha_bar().double()
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(shape, generator=generator).double()
     for i in reversed(range(len(times))):
         t, before = times[i], alpha_bar[times[i - 1]] if i else torch.tensor(1.0, dtype=torch.float64)
-        epsilon = gaussian(task)(x, torch.full((8,), t), None).double()
+        epsilon = mistaken(1.1)(x, torch.full((8,), t), None).double()
         x0 = (x - (1 - alpha_bar[t]).sqrt() * epsilon) / alpha_bar[t].sqrt()
+        if clip:
+            x0 = x0.clamp(-1.0, 1.0)
+            epsilon = (x - alpha_bar[t].sqrt() * x0) / (1 - alpha_bar[t]).sqrt()
         sigma = eta * ((1 - before) / (1 - alpha_bar[t]) * (1 - alpha_bar[t] / before)).sqrt()
         x = before.sqrt() * x0 + (1 - before - sigma**2).sqrt() * epsilon
         if eta:
             x = x + sigma * torch.randn(shape, generator=generator)
-    torch.testing.assert_close(sample(sampler, task, shape, seed=5), x.float(), atol=1e-4, rtol=0)
-
-
-def mistaken(factor: float) -> Predict:
-    """An answer too large or too small: on the way, predicted images leave [-1, 1]."""
-    return lambda x, t, labels: factor * gaussian(Denoise())(x, t, labels)
+    torch.testing.assert_close(
+        sample(sampler, task, shape, seed=5, net=mistaken(1.1)), x.float().clamp(-1.0, 1.0), atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.1, 1.5])
