@@ -13,7 +13,7 @@ from effuse.algorithms.localaug import LocalAug
 from effuse.core.errors import EffuseError
 from effuse.core.recipe import Evaluate
 from effuse.core.sampler import Sampler
-from effuse.core.solvers import SGD, Adam
+from effuse.core.solvers import SGD, Adam, CosineDecay
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ddim
 from effuse.engines.check import check, rehearse
@@ -242,6 +242,10 @@ def test_a_classifier_needs_labelled_images():
 def test_what_cannot_work_is_refused_at_once():
     with pytest.raises(EffuseError, match="algorithm.warmup.state: a warm-up is one fit"):
         FedDDPM(warmup=Adam(lr=0.1, steps=1, state="kept"), local=HALF, central=HALF)
+    decaying = SGD(lr=0.1, steps=1, schedule=CosineDecay())
+    with pytest.raises(EffuseError, match="the one correction comes after them, where a decay has ended"):
+        FedDDPMPlus(warmup=HALF, local=HALF, central=decaying)
+    FedDDPM(warmup=HALF, local=decaying, central=decaying)
     with pytest.raises(EffuseError, match="double the upload"):
         FedDDPM(warmup=HALF, local=SGD(lr=0.1, steps=1, ema=0.5), central=HALF)
     with pytest.raises(EffuseError, match="sampler.steps: 99 is more than the 25 steps of task.schedule"):

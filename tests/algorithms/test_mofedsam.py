@@ -47,6 +47,17 @@ def test_adam_broadcasts_the_mean_perturbed_gradient(tmp_path):
     assert direction(tmp_path) == pytest.approx(-1.1)
 
 
+def test_sgd_with_momentum_broadcasts_gradients_too(tmp_path):
+    """Two steps of lr 1/4 with momentum .9 go further than their gradients say, so the update does not tell them.
+
+    alpha 1, hardly any rho. Client 0 (x = 1), from 0: g = -2, w = .5; g = -1: mean -1.5. Client 1 mirrors it; by size -.75. By the
+    update, w = .5 + (1 + .9 x 2) / 4 = 1.2 would have said -1.2 / (2 x 1/4) = -2.4, by size -1.2.
+    """
+    solver = SGD(lr=0.25, batch=4, steps=2, momentum=0.9)
+    trained(one_weight_recipe(MoFedSAM(local=solver, alpha=1.0, rho=1e-6)), tmp_path)
+    assert direction(tmp_path) == pytest.approx(-0.75, abs=1e-5)
+
+
 def test_without_perturbation_and_momentum_it_is_fedavg(tmp_path):
     """alpha 1 leaves g alone; rho of 1e-12 moves no weight of this size: the same bits."""
     solver = SGD(lr=0.25, batch=1, epochs=2)

@@ -182,7 +182,7 @@ def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
             place=0, where="here",
         )  # fmt: skip
         machine.fit(net, work)
-        machine.generate(net, arch, 2, Ddim(steps=1, batch=2), None, Stream((1,)))
+        machine.generate(net, arch, 2, Ddim(steps=4, batch=2), None, Stream((1,)))
     assert counters["frames"]["ok"] - before == 10
 
 

@@ -1,5 +1,7 @@
 """Samplers against an analytic denoiser, a hand-written update and diffusers' own pipelines."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,8 +56,12 @@ def test_a_gaussian_is_recovered(sampler: Sampler) -> None:
     assert x.std().item() == pytest.approx(STD, rel=0.1)
 
 
-@pytest.mark.parametrize("sampler", [Ancestral(steps=50), Ddim(), Ddim(spacing="quadratic"), DpmSolver()], ids=str)
-@pytest.mark.parametrize("schedule", [Linear(), Cosine(steps=200)], ids=str)
+@pytest.mark.parametrize(
+    ("sampler", "schedule"),
+    [*itertools.product([Ancestral(steps=50), Ddim(), DpmSolver()], [Linear(), Cosine(steps=200)]),
+     (Ddim(spacing="quadratic"), Linear())],
+    ids=str,
+)  # fmt: skip
 def test_targets_are_equivalent(sampler: Sampler, schedule: Linear) -> None:
     """Networks that know the same, told in epsilon, v or x0, give the same images.
 
@@ -187,6 +193,24 @@ def test_too_many_steps_and_wrong_tasks_are_refused() -> None:
         sample(Ddim(steps=80), Denoise(schedule=Linear(steps=50)))
     with pytest.raises(RecipeError, match="trained for classify"):
         Ddim().scheduler(Classify())
+
+
+@pytest.mark.parametrize(
+    ("sampler", "schedule", "first", "left"),
+    [(Ancestral(steps=510), Linear(), 509, 27), (Ddim(steps=600), Cosine(), 599, 58),
+     (Ddim(spacing="quadratic"), Cosine(), 800, 31)],
+    ids=str,
+)  # fmt: skip
+def test_a_first_step_that_is_not_yet_noise_is_refused(sampler: Sampler, schedule: Linear, first: int, left: int) -> None:
+    """1000 // 510 = 1, so 510 steps are 509 to 0, where a = exp(-(0.0001 * 510 + 0.0199 * 510^2 / 2000) / 2) = 0.27; quadratic ones
+    begin at 0.8 T, where a cosine has cos(0.8 pi / 2) = 0.31 left and a linear schedule 0.04."""
+    with pytest.raises(
+        RecipeError, match=f"first step is at {first} of 1000, where training images are still there by {left}%"
+    ):
+        sampler.ready(Denoise(schedule=schedule), conditional=False)
+    for good in (Ancestral(steps=400), Ddim(spacing="quadratic"), Ddim(steps=10)):
+        good.ready(Denoise(), conditional=False)
+    Ddim(steps=10).ready(Denoise(schedule=Cosine()), conditional=False)
 
 
 def test_grammar() -> None:

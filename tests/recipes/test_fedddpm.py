@@ -247,9 +247,9 @@ def test_the_comparison_does_no_work_twice():
 
 @pytest.mark.parametrize("method", [*COMPARED])
 def test_a_smoke_run_sends_what_the_check_says(method, tmp_path):
-    shrunk = ["rounds=2", "threads=1", "evaluate.grid=2", "sampler=ddim(steps=2)", "algorithm.test.threshold=1e-9"]
+    shrunk = ["rounds=2", "threads=1", "evaluate.grid=2", "sampler=ddim(steps=4)", "algorithm.test.threshold=1e-9"]
     if method in ("fedddpm", "plus", "localaug", "aux_only"):
-        shrunk += ["algorithm.warmup=adam(lr=1e-3, batch=32, steps=1)", "algorithm.sampler=ddim(steps=2, batch=24)"]
+        shrunk += ["algorithm.warmup=adam(lr=1e-3, batch=32, steps=1)", "algorithm.sampler=ddim(steps=4, batch=24)"]
     small = recipe(method, "mnist", *(s for s in shrunk if method == "plus" or "test" not in s), scale="smoke")
     predicted = check(small)["traffic"]
     run(small, tmp_path / "run")

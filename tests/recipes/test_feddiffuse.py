@@ -89,7 +89,7 @@ def test_published_traffic_of_usplit_with_an_odd_client():
 # what makes a run a matter of seconds and leaves its protocol alone
 SHRUNK = [
     "data=digits()", "model=convnext_unet(dim=4, multipliers=[1, 2])", "algorithm.local=adam(lr=1e-4, batch=8, steps=1)",
-    "rounds=3", "evaluate.metrics=[]", "evaluate.grid=2", "sampler=ddim(steps=2)", "threads=1",
+    "rounds=3", "evaluate.metrics=[]", "evaluate.grid=2", "sampler=ddim(steps=4)", "threads=1",
 ]  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def test_the_comparison_repeats_what_is_telling():
 SHRUNK = [
     "data=digits()", "model=unet(widths=[8, 16], layers=1, attention=[4], groups=4)", "algorithm.local=adam(lr=1e-4, batch=8, steps=1)",
     "clients=6", "algorithm.cohort=3", "partition=classes(per_client=2)", "rounds=3", "evaluate.metrics=[]", "evaluate.grid=2",
-    "sampler=ddim(steps=2)", "threads=1",
+    "sampler=ddim(steps=4)", "threads=1",
 ]  # fmt: skip
 CUT = ["algorithm.r_g=1", "algorithm.R_s=2"]
 

@@ -16,7 +16,7 @@ from effuse.core.model import Model
 from effuse.core.params import mean
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
-from effuse.core.solvers import Solver
+from effuse.core.solvers import Constant, Solver
 from effuse.core.spec import Spec, spec
 from effuse.core.wire import message
 from effuse.core.workbench import SERVER
@@ -133,6 +133,14 @@ class FedDDPMPlus(FedDDPM, name="fedddpm_plus"):
     test: QuickTest = QuickTest()
     # the listing corrects after a test that says stop; a run whose test never does would end as plain FedAvg
     at_end: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.central.schedule != Constant():
+            raise RecipeError(
+                "algorithm.central.schedule: a schedule goes by federated rounds, and the one correction comes after them, where a "
+                "decay has ended; leave it out"
+            )
 
     def setup(self, model: Model, fed: Federation) -> Server:
         self.test.encoder.ready()

@@ -75,5 +75,6 @@ class MoFedSAM(FedAvg, name="mofedsam"):
 
     @property
     def averages_gradients(self) -> bool:
-        rule = self.momentum or ("update" if isinstance(self.local, SGD) else "gradients")
+        # by how far it moved, a client's mean gradient is known under SGD alone, and not with momentum, which moves it further
+        rule = self.momentum or ("update" if isinstance(self.local, SGD) and not self.local.momentum else "gradients")
         return rule == "gradients"

@@ -54,11 +54,11 @@ class Units:
         """How many images each of these hands of units has."""
         return np.array([self.sizes[hand].sum() for hand in dealt], np.int64)
 
-    def cut(self, members: np.ndarray, shares: np.ndarray) -> list[np.ndarray]:
-        """Cut a row of units at floor(cumsum(shares) * images), never through a unit."""
+    def cut(self, members: np.ndarray, shares: np.ndarray, exactly: bool = True) -> list[np.ndarray]:
+        """Cut a row of units at floor(cumsum(shares) * images), never through a unit; `exactly` forgives what a sum rounds off."""
         running = np.cumsum(self.sizes[members])
         total = running[-1] if len(running) else 0
-        marks = np.floor(np.cumsum(shares) * total + 1e-9)[:-1]  # eight times 0.1 is 0.7999999999999999
+        marks = np.floor(np.cumsum(shares) * total + exactly * 1e-9)[:-1]  # eight times 0.1 is 0.7999999999999999
         return np.split(members, np.searchsorted(running, marks, side="right"))
 
     def rows(self, dealt: Sequence[np.ndarray]) -> list[np.ndarray]:

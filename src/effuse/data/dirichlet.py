@@ -46,7 +46,9 @@ class LabelSkew(Dealt):
             shares = draw_shares(rng, self.beta, clients)
             if self.mask:
                 shares = _masked(shares, held < units.images / clients, rng)
-            pieces = units.cut(members, shares)
+            pieces = units.cut(
+                members, shares, exactly=not self.legacy
+            )  # the published code's rounding is part of its split
             held += units.held(pieces)
             for hand, piece in zip(hands, pieces):
                 hand.append(piece)
@@ -97,10 +99,7 @@ def draw_shares(rng: Random, beta: float, clients: int) -> np.ndarray:
     """Shares from Dirichlet(beta), or its limit, all to one client, where tiny beta underflows to 0/0."""
     with np.errstate(all="ignore"):
         shares = rng.dirichlet(np.repeat(beta, clients))
-    total = shares.sum()
-    if not np.isfinite(total) or total <= 0:
-        return _all_to(rng.choice(clients), clients)
-    return shares / total
+    return shares if np.isclose(shares.sum(), 1.0) else _all_to(rng.choice(clients), clients)
 
 
 def _masked(shares: np.ndarray, open_to_more: np.ndarray, rng: Random) -> np.ndarray:

@@ -15,6 +15,8 @@ from effuse.core.task import Task
 from effuse.diffusion.guidance import guided, refuse_guidance
 from effuse.diffusion.objective import PREDICTION_TYPES, Denoise
 
+TRACE = 0.25  # of an image, in amplitude: ten uniform steps of a cosine schedule begin with 0.16, and draw well enough
+
 
 @spec
 class Scheduled(Sampler):
@@ -50,7 +52,18 @@ class Scheduled(Sampler):
         """A scheduler set to its steps, and the time step that the network is told at each of them."""
         scheduler = self.scheduler(task)
         scheduler.set_timesteps(self.count(denoising(task)))
+        self._begins_in_noise(denoising(task), scheduler.timesteps)
         return scheduler, scheduler.timesteps
+
+    def _begins_in_noise(self, task: Denoise, times: Tensor) -> None:
+        """Of the image hardly anything may be left at the first step, since it is drawn as noise there."""
+        signal = task.schedule.alpha_bar()[int(times.max())].sqrt().item()
+        if signal > TRACE:
+            raise RecipeError(
+                f"sampler: its first step is at {int(times.max())} of {task.schedule.steps}, where training images are still there "
+                f"by {signal:.0%}, and it begins with noise alone; take steps that divide {task.schedule.steps}, more of them, "
+                f"uniform spacing, or dpm_solver()"
+            )
 
     def ready(self, task: Task, conditional: bool) -> None:
         self.plan(task)
@@ -107,6 +120,7 @@ class Ddim(Scheduled):
         )
         short.alphas_cumprod = schedule.alpha_bar()[times]
         short.set_timesteps(len(times))
+        self._begins_in_noise(denoising(task), times)
         return short, times.flip(0)
 
     def step_options(self, generator: torch.Generator) -> dict[str, Any]:
