@@ -393,6 +393,10 @@ def test_list(effuse):
         "sampler",
         "metric",
         "histogram",
+        "transform",
+        "noise",
+        "rate",
+        "encoder",
     }
     assert known["recipe"]["demo"].startswith("8x8 digits, 5 clients")
     named = {"partition": "iid", "algorithm": "fedprox", "sampler": "ddim", "metric": "fid", "data": "npz", "solver": "adam"}

@@ -4,13 +4,16 @@ import json
 import math
 
 import pytest
+import torch
 
 from effuse.core.errors import RecipeError
+from effuse.diffusion.objective import Denoise
+from effuse.diffusion.schedules import Linear, signal_and_noise
 from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction, value_at
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.fedddpm import COMPARED, KNOBS, METHODS
+from effuse.recipes.fedddpm import COMPARED, KNOBS, METHODS, SHORT
 
 # labels need no files
 MNIST = "data=labels(sizes=[5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], side=28, channels=1)"
@@ -256,3 +259,21 @@ def test_a_smoke_run_sends_what_the_check_says(method, tmp_path):
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     assert ledger["per_round"] == predicted["per_round"]
     assert ledger["training"]["bytes"] == predicted["bytes"] and ledger["training"]["clients"] == predicted["clients"]
+
+
+def test_the_short_sampler_keeps_contrast_drawn_twice():
+    """Data of deviation 0.1 on -0.2, an exact network; then a network of what was drawn: at least nine tenths, and eight. Fifty uniform
+    steps with all noise keep 0.68 and 0.41."""
+    task = Denoise(schedule=Linear(steps=500))
+
+    def drawn(mean: float, std: float) -> torch.Tensor:
+        def net(x, t, labels):
+            a, s = signal_and_noise(task.schedule, x.device)[t].view(-1, 2, 1, 1, 1).double().unbind(1)
+            x0 = mean + a * std**2 / (a**2 * std**2 + s**2) * (x - a * mean)
+            return ((x - a * x0) / s).float()
+
+        return SHORT.draw(net, task, torch.Size((4000, 1, 1, 1)), None, torch.Generator().manual_seed(1), lambda: None)
+
+    once = drawn(-0.2, 0.1)
+    again = drawn(once.mean().item(), once.std().item())
+    assert once.std().item() > 0.09 and again.std().item() > 0.08

@@ -15,7 +15,7 @@ from effuse.engines.evaluation import evaluate_run
 def evaluate(
     run: RunPath,
     metrics: Annotated[
-        str | None, typer.Option(help="Instead of the recipe's, such as '[fid(n=1000), kid(n=1000)]'.")
+        str | None, typer.Option(help="Instead of the recipe's, such as '\\[fid(n=1000), kid(n=1000)]'.")
     ] = None,
     set: Settings = None,
     ema: Annotated[bool, typer.Option("--ema", help="Measure the moving average of the weights.")] = False,

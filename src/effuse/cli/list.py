@@ -15,15 +15,19 @@ from effuse.core.data import Partition, Source
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
 from effuse.core.sampler import Sampler
-from effuse.core.solvers import Solver
+from effuse.core.solvers import Schedule, Solver
 from effuse.core.spec import field_hints, registry
 from effuse.core.task import Task
+from effuse.data.transforms import Transform
+from effuse.diffusion.schedules import NoiseSchedule
+from effuse.metrics.encoders import Encoder
 from effuse.privacy.histogram import Disclosure
 from effuse.recipes import catalogue, find_recipe, tables
 
 KINDS: dict[str, type] = {
     "data": Source, "partition": Partition, "model": Arch, "task": Task, "algorithm": Algorithm, "solver": Solver,
-    "sampler": Sampler, "metric": Metric, "histogram": Disclosure,
+    "sampler": Sampler, "metric": Metric, "histogram": Disclosure, "transform": Transform, "noise": NoiseSchedule,
+    "rate": Schedule, "encoder": Encoder,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def prune(
     criterion: Annotated[str, typer.Option(help="norm: those of the smallest norm; random: any.")] = "norm",
     out: Annotated[Path | None, typer.Option(help="A new run folder; by default RUN-pruned-RATIO.")] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Instead of the recipe's, such as '[fid(n=1000), kid(n=1000)]'.")
+        str | None, typer.Option(help="Instead of the recipe's, such as '\\[fid(n=1000), kid(n=1000)]'.")
     ] = None,
     set: Settings = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random criterion.")] = 0,

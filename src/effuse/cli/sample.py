@@ -23,7 +23,7 @@ def sample(
     run: RunPath,
     n: Annotated[int, typer.Option("-n", min=1, help="How many images.")] = 100,
     format: Annotated[str, typer.Option(help="grid, imagefolder or npz.")] = "grid",
-    out: Annotated[Path | None, typer.Option(help="Where to write; by default beside the run's own samples.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; by default in RUN/exports.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     label: Annotated[int | None, typer.Option(help="Draw this class only.")] = None,
     sampler: Annotated[str | None, typer.Option(help="Another sampler than the recipe's, such as 'ancestral()'.")] = None,

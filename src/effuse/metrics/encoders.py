@@ -19,7 +19,6 @@ from effuse.core.spec import Spec, spec, text
 from effuse.metrics.store import Key, kept, once
 from effuse.models import inception
 
-
 SENT = 5000  # images that go to the device together: each transfer waits for all that it still has to do
 
 
@@ -90,7 +89,7 @@ class Inception(Encoder):
         if not root:
             raise DataError(
                 "the Inception weights for FID are looked for as EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is "
-                "not set; point it at the folder that holds them, or use encoder=classifier()"
+                "not set; point it at the folder that holds them (docs/runs.md says how to get them), or use encoder=classifier()"
             )
         return Path(root) / "inception_fid.safetensors"
 

@@ -90,8 +90,9 @@ PAPER = {
 }  # fmt: skip
 
 
-# few steps for models that were trained little: noise on the way and clipped predictions keep their errors from growing
-SHORT = Ddim(steps=50, eta=1.0, clip=True, batch=500)
+# few steps for models that were trained little: noise on the way and clipped predictions keep their errors from growing; steps that are
+# short where fine contrast is made, or A would have lost some of it, and what is trained on A some more
+SHORT = Ddim(steps=50, spacing="quadratic", eta=0.5, clip=True, batch=500)
 
 
 def _setting(data: Data, scale: Size) -> Setting:

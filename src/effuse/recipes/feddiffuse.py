@@ -226,7 +226,7 @@ def tuning() -> Table:
     """What may make a good start better: one change each, at a fifth of the scale and on images of its own."""
     cells = [_tried("start", START), _tried("start", START, ANOTHER_SEED), _tried("plain", ())]
     cells += [_tried(change, with_change(START, change)) for change in TRIED]
-    title = "FedDiffuse FULL, K=5, IID: changes of a good start at 5 rounds of 3 epochs, FID against test images that no other table uses"
+    title = "FedDiffuse FULL, K=5, IID: changes of a good start at 5 rounds of 3 epochs, FID against test images that are for choosing"
     return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("reduced"))
 
 
@@ -238,7 +238,7 @@ def finalists(tried: tuple[tuple[str, ...], ...] = FINALISTS) -> Table:
     """The start against changes of it, at the paper's scale on the images that choose."""
     cells = [_final("start", START)]
     cells += [_final("-and-".join(changes), functools.reduce(with_change, changes, list(START))) for changes in tried]
-    title = "FedDiffuse FULL, K=5, IID: changes of the start at the paper's scale, FID against test images that no other table uses"
+    title = "FedDiffuse FULL, K=5, IID: changes of the start at the paper's scale, FID against test images that are for choosing"
     return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("paper"))
 
 
@@ -248,7 +248,7 @@ def samplers(chosen: tuple[str, ...] = TUNED) -> Table:
     ways = {"clip": ["clip"], "none": [], **{name: [name] for name in SAMPLERS if name != "clip"}}
     cells = [_final(way, [*trained, *sampler]) for way, sampler in ways.items()]
     title = (
-        f"FedDiffuse FULL, K=5, IID: {', '.join(trained)}, by its samplers, FID against test images that no other table uses"
+        f"FedDiffuse FULL, K=5, IID: {', '.join(trained)}, by its samplers, FID against test images that are for choosing"
     )
     return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("paper"))
 

@@ -124,7 +124,7 @@ SCALED = Scale(
         "evaluate.metrics=[fid(n=10000, split='train'), kid(n=10000, split='train')]",
         "evaluate.personal=pooled",  # the number that counts where clients own their models, at a twentieth of the price
         # noise on the way and clipped predictions: see SHORT in fedddpm.py
-        "sampler=ddim(steps=100, eta=1.0, clip=True, batch=1000)",
+        "sampler=ddim(steps=100, spacing=quadratic, eta=0.5, clip=True, batch=1000)",
         "speed=graph",  # every ratio is another network: compiling each takes longer than it saves
     ),
     factors={"rounds": 0.01},
