@@ -246,8 +246,9 @@ def test_what_cannot_work_is_refused_at_once():
     with pytest.raises(EffuseError, match="the one correction comes after them, where a decay has ended"):
         FedDDPMPlus(warmup=HALF, local=HALF, central=decaying)
     FedDDPM(warmup=HALF, local=decaying, central=decaying)
-    with pytest.raises(EffuseError, match="double the upload"):
-        FedDDPM(warmup=HALF, local=SGD(lr=0.1, steps=1, ema=0.5), central=HALF)
+    for method in (FedDDPM, FedDDPMPlus):
+        with pytest.raises(EffuseError, match="double the upload"):
+            method(warmup=HALF, local=SGD(lr=0.1, steps=1, ema=0.5), central=HALF)
     with pytest.raises(EffuseError, match="sampler.steps: 99 is more than the 25 steps of task.schedule"):
         check(toy_recipe(algorithm=FedDDPM(warmup=HALF, local=HALF, central=HALF, sampler=Ddim(steps=99))))
     test = QuickTest(sampler=Ddim(steps=98), encoder=Pixels())
