@@ -13,7 +13,7 @@ from effuse.engines.check import check as rehearse
 
 WITHOUT_FILES = (
     "to rehearse without any files, add --set evaluate.metrics=[] and, for N classes of M images of the size that the network "
-    "wants, --set 'data=labels(sizes=[M]*N, side=28, channels=1)', and, for FedDDPM+, --set algorithm.test.encoder=pixels()"
+    "wants, --set 'data=labels(sizes=[M]*N, side=28, channels=1)'"
 )
 
 

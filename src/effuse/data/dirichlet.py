@@ -46,9 +46,8 @@ class LabelSkew(Dealt):
             shares = draw_shares(rng, self.beta, clients)
             if self.mask:
                 shares = _masked(shares, held < units.images / clients, rng)
-            pieces = units.cut(
-                members, shares, exactly=not self.legacy
-            )  # the published code's rounding is part of its split
+            # the published code's rounding is part of its split
+            pieces = units.cut(members, shares, exactly=not self.legacy)
             held += units.held(pieces)
             for hand, piece in zip(hands, pieces):
                 hand.append(piece)

@@ -89,7 +89,8 @@ class Inception(Encoder):
         if not root:
             raise DataError(
                 "the Inception weights for FID are looked for as EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is "
-                "not set; point it at the folder that holds them (docs/runs.md says how to get them), or use encoder=classifier()"
+                "not set; point it at the folder that holds them (docs/runs.md says how to get them), or use another encoder in the "
+                "metric or in the algorithm's own test: encoder=classifier() or encoder=pixels()"
             )
         return Path(root) / "inception_fid.safetensors"
 

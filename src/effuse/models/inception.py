@@ -239,6 +239,7 @@ def present(path: Path) -> Path:
     if not path.is_file():
         raise DataError(
             f"the Inception weights for FID are missing: there is no file {path}; put inception_fid.safetensors (with "
-            "pytorch-fid's parameter names; docs/runs.md says how to make it) there, or point EFFUSE_DATA at its folder, or use encoder=classifier()"
+            "pytorch-fid's parameter names; docs/runs.md says how to make it) there, or point EFFUSE_DATA at its folder, or use "
+            "encoder=classifier()"
         )
     return path
