@@ -19,6 +19,7 @@ from effuse.recipes import find_recipe, find_table
 from effuse.recipes.feddiffuse import (
     CHANGES,
     CHOOSING,
+    CHOSEN,
     FINALISTS,
     START,
     TUNED,
@@ -185,8 +186,24 @@ def test_tuned_moves_and_sees_what_full_does():
         assert images(recipe) == images(plain) and recipe.evaluate == plain.evaluate and recipe.seed == plain.seed
         assert recipe.sampler.count(recipe.task) <= 1000
         assert (recipe == tuned()) == (name == "")
-    with pytest.raises(EffuseError, match=f"is no part of it; did you mean {TUNED[0]}"):
-        tuned(TUNED[0] + "x")
+    with pytest.raises(EffuseError, match="is no part of it; did you mean velocity"):
+        tuned("velocty")
+
+
+def test_tuned_is_what_was_chosen():
+    """The best of the finalists, drawn by the best of its samplers, and none of its settings twice."""
+    best, way = (
+        recipes_of("feddiffuse.finalists")["rate-2e-3-and-v-cosine-and-batch-64"],
+        recipes_of("feddiffuse.samplers")["none"],
+    )
+    assert training(way) == training(best) and way == full().changed([*CHOOSING, *settings_of(CHOSEN), "seed=1"])
+    assert tuned() == full().changed(settings_of(CHOSEN))
+    changed = [setting.partition("=")[0] for settings in TUNED.values() for setting in settings]
+    assert len(changed) == len({*changed}), "a part left out would leave its trace in another"
+
+
+def settings_of(names) -> list[str]:
+    return [setting for name in names for setting in CHANGES[name]]
 
 
 def test_the_centralised_baseline_has_the_same_tuning_and_sees_as_many_images():
@@ -285,11 +302,9 @@ def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():
 
 @pytest.mark.parametrize("cell", ["tuned-2023", "centralised-tuned-2023"])
 def test_a_cell_of_the_ablation_runs(cell, tmp_path):
-    """The digits, two rounds; the centralised baseline's average is a model beside the last weights."""
+    """The digits, one round."""
     again = Reproduction("feddiffuse.ablation", find_table("feddiffuse.ablation")[1], tmp_path, "smoke")
     plan = again.planned[cell]
     shorter = plan.recipe.changed(["evaluate.metrics=[fid(n=20, encoder=pixels(side=2), reference=20)]", "rounds=1"])
     found = run(shorter, tmp_path / cell)["metrics"]
-    beside = shorter.ema or (cell != "tuned-2023" and shorter.algorithm.local.ema)
-    assert found.keys() == ({"fid_pixels", "fid_pixels_ema"} if beside else {"fid_pixels"})
-    assert plan.cell.metric == ("fid_ema" if beside else "fid")
+    assert found.keys() == {"fid_pixels"} and plan.cell.metric == "fid"

@@ -90,8 +90,17 @@ CHANGES: dict[str, tuple[str, ...]] = {
 SAMPLERS = ("clip", "large", "ddim-1000", "ddim-250", "dpm-100")
 # what the field's experience suggests, before anything is tried
 START = ("decay", "rate-1e-3", "kept", "clip")
-# PROVISIONAL: `feddiffuse.finalists` and `feddiffuse.samplers` have not been run yet
-TUNED = START
+# what `finalists` and `samplers` then chose; the images are drawn as those of plain FULL
+CHOSEN = ("decay", "rate-2e-3", "kept", "batch-64", "v-cosine")
+# the same, taken apart so that each can be left out alone
+TUNED: dict[str, tuple[str, ...]] = {
+    "rate": ("algorithm.local.lr=2e-3",),
+    "decay": ("algorithm.local.schedule=cosine_decay(warmup=1)",),
+    "norm": CHANGES["norm-1"],
+    "kept": CHANGES["kept"],
+    "batch": CHANGES["batch-64"],
+    "velocity": CHANGES["v-cosine"],
+}
 
 
 def with_change(names: Sequence[str], change: str) -> list[str]:
@@ -105,24 +114,20 @@ def with_change(names: Sequence[str], change: str) -> list[str]:
 
 
 def tuned(without: str = "") -> Recipe:
-    """FULL with the changes that `finalists` and `samplers` choose (provisional: they have not been run), or with all but one of them."""
-    return full().changed(_settings(_left(without)))
+    """FULL with the changes that `finalists` and `samplers` chose, or with all but one of them."""
+    if without and without not in TUNED:
+        raise RecipeError(f"feddiffuse.tuned: without={without!r} is no part of it; {nearest(without, TUNED)}")
+    return full().changed([setting for part, settings in TUNED.items() if part != without for setting in settings])
 
 
 def centralised(tuning: Literal["plain", "tuned"] = "plain") -> Recipe:
     """All of Fashion-MNIST in one place, as many images as FULL is shown, with FULL's setting or with that of `tuned`."""
     recipe = _recipe(Centralised(local=_adam()), "text")
-    return recipe.changed(_settings(TUNED)) if tuning == "tuned" else recipe
+    return recipe.changed([*itertools.chain(*TUNED.values())]) if tuning == "tuned" else recipe
 
 
 def _settings(names: Sequence[str]) -> list[str]:
     return [setting for name in names for setting in CHANGES[name]]
-
-
-def _left(without: str) -> list[str]:
-    if without and without not in TUNED:
-        raise RecipeError(f"feddiffuse.tuned: without={without!r} is no part of it; {nearest(without, TUNED)}")
-    return [name for name in TUNED if name != without]
 
 
 def _adam(batch: int = 128) -> Adam:
@@ -238,11 +243,13 @@ def finalists(tried: tuple[tuple[str, ...], ...] = FINALISTS) -> Table:
     """The start against changes of it, at the paper's scale on the images that choose."""
     cells = [_final("start", START)]
     cells += [_final("-and-".join(changes), functools.reduce(with_change, changes, list(START))) for changes in tried]
-    title = "FedDiffuse FULL, K=5, IID: changes of the start at the paper's scale, FID against test images that are for choosing"
+    title = (
+        "FedDiffuse FULL, K=5, IID: changes of the start at the paper's scale, FID against test images that are for choosing"
+    )
     return Table(title=title, cells=tuple(cells), also=("kid", "kid_ema"), scales=_choosing("paper"))
 
 
-def samplers(chosen: tuple[str, ...] = TUNED) -> Table:
+def samplers(chosen: tuple[str, ...] = CHOSEN) -> Table:
     """One setting, trained once at the paper's scale and sampled in several ways, on the images that choose."""
     trained = functools.reduce(with_change, (name for name in chosen if name not in SAMPLERS), [])
     ways = {"clip": ["clip"], "none": [], **{name: [name] for name in SAMPLERS if name != "clip"}}
@@ -280,33 +287,28 @@ def _choice(
 
 def ablation() -> Table:
     """`feddiffuse.tuned`, each of its changes left out, plain FULL and the centralised baseline, at the paper's scale."""
-    repeated = [(setting, seed) for seed in (2023, 2024, 2025) for setting in ("tuned", "plain", "centralised-tuned")]
-    parts = [(f"without-{name}", 2023) for name in reversed(TUNED)]
-    # the most telling first; how it samples, directly after what it samples from, is not trained again
-    order = [*repeated[:1], *parts[:1], *repeated[1:], *parts[1:], ("centralised-plain", 2023)]
-    cells = [_ablated(*place) for place in order]
-    also = ("fid_clipped", "kid", "fid_clipped_ema", "kid_ema")
+    # the most telling first
+    places = [(setting, seed) for seed in (2023, 2024, 2025) for setting in ("tuned", "plain", "centralised-tuned")]
+    places += [(f"without-{part}", 2023) for part in TUNED] + [("centralised-plain", 2023)]
     title = "FedDiffuse FULL, K=5, IID: better at the same communication, and what each change gives"
     scales = {"paper": Scale(), "smoke": _brief("reference=150")}
-    return Table(title=title, cells=tuple(cells), repeats="seed", also=also, scales=scales)
+    cells = tuple(_ablated(*place) for place in places)
+    return Table(title=title, cells=cells, repeats="seed", also=("fid_clipped", "kid"), scales=scales)
 
 
 def _ablated(setting: str, seed: int) -> Cell:
     kind, _, which = setting.partition("-")
-    match kind:
-        case "without":
-            call, recipe = f'feddiffuse.tuned(without="{which}")', tuned(which)
-        case "centralised":
-            call, recipe = f'feddiffuse.centralised(tuning="{which}")', centralised(which)
-        case _:
-            call, recipe = ("feddiffuse.tuned", tuned()) if setting == "tuned" else ("feddiffuse.full", full())
-    # FULL's clients report their average as the model itself; any other average is a model beside it
-    averaged = recipe.ema or (kind == "centralised" and recipe.algorithm.local.ema)
+    recipe = {
+        "tuned": "feddiffuse.tuned",
+        "plain": "feddiffuse.full",
+        "without": f'feddiffuse.tuned(without="{which}")',
+        "centralised": f'feddiffuse.centralised(tuning="{which}")',
+    }[kind]
     return Cell(
         labels={"setting": setting, "seed": seed},
-        recipe=call,
+        recipe=recipe,
         settings=(f"seed={seed}",),
-        metric="fid_ema" if averaged else "fid",
+        metric="fid",
         beside={"fid_clipped": TABLE_1["full", 5][0][0]} if setting == "plain" else {},
     )
 
