@@ -107,6 +107,25 @@ def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):
     assert len(digests) == 1
 
 
+def test_two_processes_share_the_cells_out(effuse, toy_table, monkeypatch):
+    """While the first cell is run, the same command is started elsewhere: it passes that one over and does the others."""
+    line = "reproduce toy.table --scale smoke"
+    run, began, elsewhere = driver.run, [], []
+
+    def started(recipe, out, **options):
+        began.append(out.name)
+        if len(began) == 1:
+            elsewhere.append(effuse(line))
+        return run(recipe, out, **options)
+
+    monkeypatch.setattr(driver, "run", started)
+    here = effuse(line)
+    assert (here.code, elsewhere[0].code) == (0, 0) and began == ["full-2", "full-3", "udec-2", "udec-3"], "each once"
+    assert "full-2: another process is at work on it; passed over" in elsewhere[0].out and "passed over" not in here.out
+    kept = json.loads(Path("runs/toy.table-smoke/table.json").read_text())
+    assert states(kept) == dict.fromkeys(began, "done"), "who comes last writes down the cells of both"
+
+
 def test_a_cell_that_diverges_does_not_stop_the_others(effuse, toy_table, monkeypatch):
     cell = toy_table.cells[0]
     wild = Cell(**(vars(cell) | {"settings": (*cell.settings, "algorithm.local=sgd(lr=1e30, steps=5)")}))

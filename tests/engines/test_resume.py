@@ -303,6 +303,13 @@ def test_what_a_killed_write_left_behind_is_swept(tmp_path, monkeypatch, undistu
     assert not list((tmp_path / "run").rglob("*.partial"))
 
 
+def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+    """Another process may look at a run while a round's line is on its way to the file."""
+    folder = RunFolder(tmp_path)
+    folder.rounds.write_text('{"t": 0}\n{"t": 1}\n{"t": 2, "lo')
+    assert folder.records() == [{"t": 0}, {"t": 1}]
+
+
 def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
     run(toy_recipe(), tmp_path / "run")
     with pytest.raises(RunError, match="already holds a run; choose another --out, or go on with `effuse resume"):

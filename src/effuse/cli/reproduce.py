@@ -29,7 +29,7 @@ def reproduce(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the cells of TABLE one after another; the same command goes on where it stopped."""
+    """Run the cells of TABLE one after another; the same command goes on where it stopped, and started twice shares them out."""
     name, found = find_table(table)
     silent = as_json or quiet
     word = re.sub(r"[^\w.]+", "-", table).strip("-")  # its arguments too: two profiles are two tables
@@ -40,10 +40,12 @@ def reproduce(
             console().print(f"cell {i} of {len(chosen)}: {plan.cell.name}", soft_wrap=True)
         try:
             with watched(plan.folder.path, as_json, quiet) as observer:
-                again.complete(plan, device, observer)
+                ours = again.complete(plan, device, observer)
         except Interrupted:
             raise Interrupted("the same command goes on where it stopped") from None
-        if not silent:
+        if not silent and not ours:
+            console().print(f"{plan.cell.name}: another process is at work on it; passed over", soft_wrap=True)
+        elif not silent:
             row = again.row(plan)
             beside = f"printed {_printed(row)}" + ("" if again.scale.comparable else " (not comparable)")
             console().print(f"{row['name']}: {row['metric']} {_ours(row)}, {beside}", soft_wrap=True)
@@ -55,7 +57,9 @@ def reproduce(
     failed = [row for row in (again.row(plan) for plan in chosen) if row["state"] == "failed"]
     if failed:
         names = ", ".join(row["name"] for row in failed)
-        raise TrainingError(f"{names}: {failed[0]['note']}; a cell that diverged is not run again unless its folder is removed")
+        raise TrainingError(
+            f"{names}: {failed[0]['note']}; a cell that diverged is not run again unless its folder is removed"
+        )
 
 
 def show_table(report: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import uuid
@@ -57,6 +58,20 @@ def disk_error(path: Path, error: OSError) -> RunError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{path}: the disk is full; free some space, then `effuse resume` goes on from the last checkpoint")
     return RunError(f"{path}: {error.strerror or error}; check the folder and its permissions")
+
+
+@contextlib.contextmanager
+def held(lock: Path, wait: bool = False) -> Iterator[bool]:
+    """Hold a file that stands for something; whether nobody else does, unless we `wait` for that."""
+    with writing(lock):
+        file = open(lock, "a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            ours = True
+        except BlockingIOError:
+            ours = False
+        yield ours
 
 
 def cache_folder() -> Path:

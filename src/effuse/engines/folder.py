@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import platform
 import shutil
@@ -21,7 +20,7 @@ from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import field_hints, text, with_values
 from effuse.core.wire import decode, encode, message
-from effuse.engines.files import sync_file, write_atomically, writing
+from effuse.engines.files import held, sync_file, write_atomically, writing
 
 
 @message
@@ -98,14 +97,9 @@ class RunFolder:
         """Hold the folder; a second process is told so instead of mixing its writes in."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / ".lock", "a")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"{self.path} is in use by another effuse process; wait for it or choose another --out"
-                ) from None
+        with held(self.path / ".lock") as ours:
+            if not ours:
+                raise RunError(f"{self.path} is in use by another effuse process; wait for it or choose another --out")
             yield
 
     def write_json(self, name: str, value: Any) -> None:
@@ -128,7 +122,8 @@ class RunFolder:
         """The lines of rounds.jsonl one by one: all of them at once would grow with rounds times clients."""
         if self.rounds.exists():
             with open(self.rounds) as file:
-                yield from map(json.loads, file)
+                # a last line without its end is being written this moment, or was when the process was killed
+                yield from (json.loads(line) for line in file if line.endswith("\n"))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoints"

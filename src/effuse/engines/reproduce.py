@@ -1,4 +1,7 @@
-"""A published table again: its cells are run one after another, and ours stands beside what was printed."""
+"""A published table again: its cells are run one after another, and ours stands beside what was printed.
+
+Several processes may be at one table, each at another cell.
+"""
 
 import dataclasses
 import json
@@ -11,7 +14,7 @@ from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.table import Cell, Table
 from effuse.engines import driver
 from effuse.engines.check import check
-from effuse.engines.files import write_atomically, writing
+from effuse.engines.files import held, write_atomically, writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.observer import Observer
 from effuse.recipes import find_recipe
@@ -74,8 +77,16 @@ class Reproduction:
                 plan.folder.require_same(plan.recipe)
         return chosen
 
-    def complete(self, plan: Planned, device: str = "auto", observer: Observer | None = None) -> None:
-        """See one cell through, from where it stopped; a finished one costs nothing."""
+    def complete(self, plan: Planned, device: str = "auto", observer: Observer | None = None) -> bool:
+        """See one cell through, from where it stopped; a finished one costs nothing. Not if another process is at it."""
+        with writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+        with held(self.out / f".{plan.cell.name}.lock") as ours:
+            if ours:
+                self._complete(plan, device, observer)
+        return ours
+
+    def _complete(self, plan: Planned, device: str, observer: Observer | None) -> None:
         name, path = plan.cell.name, plan.folder.path
         try:
             if self._state(plan)[0] == "failed":
@@ -93,7 +104,7 @@ class Reproduction:
             raise RecipeError(f"{name}: {error}{also}") from None
         except TrainingError as error:  # this cell diverges: the others have not been tried
             write_atomically(path / DIVERGED, f"{error}\n".encode())
-        self.save()
+        self._save()
 
     def _trained_alike(self, plan: Planned) -> Path | None:
         """The run of a finished cell that differs in nothing but how the model is looked at in the end."""
@@ -110,11 +121,10 @@ class Reproduction:
             plan.folder.path.mkdir(parents=True, exist_ok=True)
         write_atomically(plan.folder.path / CHECKED, (json.dumps(kept, indent=2) + "\n").encode())
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Leave the table as far as it is known in its folder."""
-        with writing(self.out):
-            self.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.out / "table.json", (json.dumps(self.report(), indent=2) + "\n").encode())
+        with held(self.out / ".lock", wait=True):  # or a cell of another process, finished meanwhile, could be written over
+            write_atomically(self.out / "table.json", (json.dumps(self.report(), indent=2) + "\n").encode())
 
     def report(self) -> dict[str, Any]:
         """Every cell of the table, run or not."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import secrets
@@ -18,7 +17,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
 from effuse.core.workbench import Client
 from effuse.engines.device import machines_for, pick_device
-from effuse.engines.files import write_atomically, writing
+from effuse.engines.files import held, write_atomically, writing
 from effuse.engines.flower.letters import Enrolled, Hello
 from effuse.engines.refusals import refuse_model
 from effuse.engines.state import Snapshots
@@ -76,11 +75,9 @@ class Site:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: two processes of one client would take each other's state."""
-        with open(self.folder / ".lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FederationError(f"{self.folder} is in use by another `effuse join`; end it first") from None
+        with held(self.folder / ".lock") as ours:
+            if not ours:
+                raise FederationError(f"{self.folder} is in use by another `effuse join`; end it first")
             yield
 
     def agree(self, hello: Hello) -> Recipe:
