@@ -1,0 +1,76 @@
+"""Whole runs on recorded steps beside eager ones: what both are made of, and what is compared."""
+
+import json
+
+import pytest
+import torch
+from toy import ToyUnet, toy_recipe
+
+from effuse.core.captured import TrainingStep, step_key
+from effuse.core.data import Dataset, Source, Split
+from effuse.core.drawing import Evaluation
+from effuse.core.recipe import Evaluate
+from effuse.core.spec import spec
+from effuse.data.dirichlet import QuantitySkew
+from effuse.diffusion.samplers import Ddim
+from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
+from effuse.metrics.encoders import Pixels
+from effuse.metrics.fidelity import FID
+
+
+@spec
+class Speckled(Source):
+    """Seventy images that are their own mirror images nowhere."""
+
+    flip: bool = False
+
+    def load(self, split: Split) -> Dataset:
+        n = 70 if split == "train" else 8
+        pixels = torch.randint(0, 256, (n, 1, 4, 4), generator=torch.Generator().manual_seed(n), dtype=torch.uint8)
+        return Dataset(pixels, torch.arange(n) % 2, ("dark", "light"), flip=self.flip and split == "train")
+
+
+def ragged_recipe(algorithm, **changes):
+    """Clients of unequal sizes, so that batches are ragged; no dropout, whose masks depend on a batch's padding."""
+    values = dict(
+        algorithm=algorithm, model=ToyUnet(dropout=0.0), data=Speckled(), partition=QuantitySkew(beta=2.0), rounds=3,
+        sampler=Ddim(steps=3, batch=8),
+        evaluate=Evaluate(grid=0, every=2, metrics=(FID(n=20, encoder=Pixels(side=2), split="train"),)),
+    )  # fmt: skip
+    return toy_recipe(**(values | changes))
+
+
+def outcome(recipe, path, device="auto"):
+    """The losses, the counts and the numbers that a run leaves, and its model."""
+    result = run(recipe, path, device=device)
+    lines = [json.loads(x) for x in (path / "rounds.jsonl").read_text().splitlines()]
+    counts = [(x["images"], x["evaluations"], x["traffic"]["bytes"]) for x in lines]
+    server = RunFolder(path).load_checkpoint().server
+    return [x["loss"] for x in lines if x["loss"] is not None], counts, result["metrics"], server.model.params
+
+
+def assert_alike(ours, theirs):
+    """To rounding in fp32: the least that an algorithm adds to a step, FedProx's pull, changes the weights by more than that."""
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-3)
+    assert ours[1] == theirs[1]
+    for name in theirs[2]:
+        assert ours[2][name]["value"] == pytest.approx(theirs[2][name]["value"], rel=1e-2), name
+    assert (ours[3] - theirs[3]).norm() < 1e-3 * theirs[3].norm()
+
+
+def noted_recordings(patch) -> list:
+    """Notes the machine and the key of every recording that is made from now on."""
+    found, step, evaluation = [], TrainingStep.__init__, Evaluation.__init__
+
+    def begin_step(self, machine, arch, work, frozen):
+        found.append((machine, step_key(arch, work, frozen)))
+        step(self, machine, arch, work, frozen)
+
+    def begin_evaluation(self, machine, arch, x, labels):
+        found.append((machine, arch, tuple(x.shape), labels))
+        evaluation(self, machine, arch, x, labels)
+
+    patch.setattr(TrainingStep, "__init__", begin_step)
+    patch.setattr(Evaluation, "__init__", begin_evaluation)
+    return found
