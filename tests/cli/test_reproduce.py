@@ -14,7 +14,9 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table
 from effuse.engines import driver, rounds
+from effuse.engines.files import held
 from effuse.engines.folder import RunFolder
+from effuse.engines.reproduce import Reproduction
 from effuse.recipes import catalogue, tables
 
 SMALL = "classifier(width=3, steps=1, epochs=1)"
@@ -107,23 +109,43 @@ def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):
     assert len(digests) == 1
 
 
-def test_two_processes_share_the_cells_out(effuse, toy_table, monkeypatch):
-    """While the first cell is run, the same command is started elsewhere: it passes that one over and does the others."""
-    line = "reproduce toy.table --scale smoke"
-    run, began, elsewhere = driver.run, [], []
+def test_a_cell_that_another_process_is_at_comes_last(effuse, toy_table, monkeypatch):
+    """The other one is at the first cell, and dies when here the last is begun: then the first is seen through here, too."""
+    line, out, run, began = "reproduce toy.table --scale smoke", Path("runs/toy.table-smoke"), driver.run, []
+    out.mkdir(parents=True)
+    other = held(out / ".full-2.lock")
+    assert other.__enter__()
 
-    def started(recipe, out, **options):
-        began.append(out.name)
-        if len(began) == 1:
-            elsewhere.append(effuse(line))
-        return run(recipe, out, **options)
+    def started(recipe, path, **options):
+        began.append(path.name)
+        if path.name == "udec-3":
+            other.__exit__(None, None, None)
+        return run(recipe, path, **options)
 
     monkeypatch.setattr(driver, "run", started)
     here = effuse(line)
-    assert (here.code, elsewhere[0].code) == (0, 0) and began == ["full-2", "full-3", "udec-2", "udec-3"], "each once"
-    assert "full-2: another process is at work on it; passed over" in elsewhere[0].out and "passed over" not in here.out
-    kept = json.loads(Path("runs/toy.table-smoke/table.json").read_text())
-    assert states(kept) == dict.fromkeys(began, "done"), "who comes last writes down the cells of both"
+    assert here.code == 0 and began == ["full-3", "udec-2", "udec-3", "full-2"]
+    assert here.out.count("passed over") == 1 and "full-2: passed over, another process is at it" in here.out
+    assert here.out.count("cell 1 of 4: full-2") == 2 and "full-2: kid_classifier" in here.out
+    kept = json.loads((out / "table.json").read_text())
+    assert states(kept) == dict.fromkeys(("full-2", "full-3", "udec-2", "udec-3"), "done")
+
+
+def test_a_cell_finished_elsewhere_is_taken_as_it_is(effuse, toy_table, monkeypatch):
+    """While the first cell is run, all others are finished by another process: none is begun twice, and the table has them all."""
+    again = Reproduction("toy.table", toy_table, Path("runs/toy.table-smoke"), "smoke")
+    run, began = driver.run, []
+
+    def started(recipe, path, **options):
+        began.append(path.name)
+        if len(began) == 1:
+            assert [again.complete(plan) for plan in again.planned.values()] == [False, True, True, True]
+        return run(recipe, path, **options)
+
+    monkeypatch.setattr(driver, "run", started)
+    here = effuse("reproduce toy.table --scale smoke --json")
+    assert began == ["full-2", "full-3", "udec-2", "udec-3"] and set(states(here.json).values()) == {"done"}
+    assert json.loads(Path("runs/toy.table-smoke/table.json").read_text()) == here.json
 
 
 def test_a_cell_that_diverges_does_not_stop_the_others(effuse, toy_table, monkeypatch):

@@ -12,7 +12,7 @@ from effuse.cli import Interrupted, app
 from effuse.cli.options import Device, Json, Quiet
 from effuse.cli.progress import console, watched
 from effuse.core.errors import TrainingError
-from effuse.engines.reproduce import Reproduction
+from effuse.engines.reproduce import Planned, Reproduction
 from effuse.recipes import find_table
 
 
@@ -35,20 +35,30 @@ def reproduce(
     word = re.sub(r"[^\w.]+", "-", table).strip("-")  # its arguments too: two profiles are two tables
     again = Reproduction(name, found, out or Path("runs") / f"{word}-{found.scale(scale)[0]}", scale)
     chosen = [] if show else again.select(only)
-    for i, plan in enumerate(chosen, start=1):
+
+    def say(line: str) -> None:
         if not silent:
-            console().print(f"cell {i} of {len(chosen)}: {plan.cell.name}", soft_wrap=True)
+            console().print(line, soft_wrap=True)
+
+    def complete(i: int, plan: Planned, wait: bool) -> bool:
+        say(f"cell {i} of {len(chosen)}: {plan.cell.name}")
         try:
             with watched(plan.folder.path, as_json, quiet) as observer:
-                ours = again.complete(plan, device, observer)
+                ours = again.complete(plan, device, observer, wait)
         except Interrupted:
             raise Interrupted("the same command goes on where it stopped") from None
-        if not silent and not ours:
-            console().print(f"{plan.cell.name}: another process is at work on it; passed over", soft_wrap=True)
-        elif not silent:
-            row = again.row(plan)
-            beside = f"printed {_printed(row)}" + ("" if again.scale.comparable else " (not comparable)")
-            console().print(f"{row['name']}: {row['metric']} {_ours(row)}, {beside}", soft_wrap=True)
+        row = again.row(plan)
+        beside = f"printed {_printed(row)}" + ("" if again.scale.comparable else " (not comparable)")
+        say(
+            f"{row['name']}: {row['metric']} {_ours(row)}, {beside}"
+            if ours
+            else f"{row['name']}: passed over, another process is at it"
+        )
+        return ours
+
+    taken = [(i, plan) for i, plan in enumerate(chosen, start=1) if not complete(i, plan, wait=False)]
+    for i, plan in taken:  # whoever was at them may have died
+        complete(i, plan, wait=True)
     report = again.report()
     if as_json:
         print(json.dumps(report))

@@ -77,11 +77,11 @@ class Reproduction:
                 plan.folder.require_same(plan.recipe)
         return chosen
 
-    def complete(self, plan: Planned, device: str = "auto", observer: Observer | None = None) -> bool:
-        """See one cell through, from where it stopped; a finished one costs nothing. Not if another process is at it."""
+    def complete(self, plan: Planned, device: str = "auto", observer: Observer | None = None, wait: bool = False) -> bool:
+        """See one cell through, from where it stopped; a finished one costs nothing. Not if another process is at it, unless we `wait`."""
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-        with held(self.out / f".{plan.cell.name}.lock") as ours:
+        with held(self.out / f".{plan.cell.name}.lock", wait) as ours:
             if ours:
                 self._complete(plan, device, observer)
         return ours
