@@ -4,6 +4,7 @@
 """
 
 import argparse
+import json
 from typing import NamedTuple
 
 import numpy as np
@@ -65,19 +66,35 @@ def room(per_edge: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=2000)
-    cycles = parser.parse_args().cycles
-    print("edges  C/N_e  choice        clients at edge 0: mean  variance   score: mean    std")
+    parser.add_argument("--quick", action="store_true", help="a twentieth of the cycles")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    asked = parser.parse_args()
+    cycles = max(1, asked.cycles // (20 if asked.quick else 1))
+    rows = []
+    if not asked.json:
+        print("edges  C/N_e  choice        clients at edge 0: mean  variance   score: mean    std")
     for edges in (2, 3, 4):
         for per_edge in (2, 4, 6, 8):
             cohort = per_edge * edges
             b = room(per_edge)
             for selection in ("homogeneity", "random"):
                 found = simulated(cycles, clients=5 * cohort, cohort=cohort, edges=edges, b=b, selection=selection)
-                mean, score = found.assigned[:, 0].mean(), found.scores
-                print(
-                    f"{edges:5d}  {per_edge:5d}  {selection:12s}  {mean:23.2f}  {found.variance:8.2f}   "
-                    f"{score.mean():11.3f}  {score.std():5.3f}"
-                )
+                mean, score, deviation = found.assigned[:, 0].mean(), found.scores.mean(), found.scores.std()
+                row = {
+                    "edges": edges,
+                    "per_edge": per_edge,
+                    "selection": selection,
+                    "mean": mean,
+                    "variance": found.variance,
+                }
+                rows.append(row | {"score": score, "score_std": deviation})
+                if not asked.json:
+                    print(
+                        f"{edges:5d}  {per_edge:5d}  {selection:12s}  {mean:23.2f}  {found.variance:8.2f}   "
+                        f"{score:11.3f}  {deviation:5.3f}"
+                    )
+    if asked.json:
+        print(json.dumps({"cycles": cycles, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 
 SIDE = 4
-QUICK = {"clients": [(10, 100_000), (100, 100_000)], "model": [(10, 100_000), (10, 1_000_000)]}
+QUICK = {"clients": [(10, 1_000_000), (100, 1_000_000)], "model": [(10, 100_000), (10, 1_000_000)]}
 FULL = {
     "clients": [(10, 1_000_000), (100, 1_000_000), (1000, 1_000_000)],
     "kept": [(10, 100_000), (100, 100_000), (1000, 100_000)],

@@ -27,16 +27,30 @@ def test_averaging_holds_few_copies_and_an_idle_round_costs_what_a_plain_loop_do
 
 def test_throughput_compares_like_with_like():
     rows = measured("throughput.py", "--only", "digits", "--clients", "2", "--device", "cpu")["rows"]
-    assert {row["variant"] for row in rows} == {"plain", "eager"}
-    assert all(row["per_second"] > 0 for row in rows)
+    found = {(row["what"], row["variant"]): row for row in rows}
+    assert found.keys() == {(what, variant) for what in ("train", "sample") for variant in ("plain", "eager")}
+    for (what, _), row in found.items():
+        assert row["per_second"] > 0 and row["to_plain"] == row["per_second"] / found[what, "plain"]["per_second"]
 
 
 def test_a_round_is_linear_in_clients_and_its_memory_does_not_know_them():
-    """10 against 100 clients: peak memory within 5 %; ten times the time, where a busy machine may double either."""
+    """10 against 100 clients: ten times the time, where a busy machine may double either; what a busy server lets wait is bounded.
+
+    Two answers for each of two at work, and these: six copies of the model at most; a leak of one for every nine clients is ten.
+    """
     rows = measured("scaling.py")["rows"]
-    (grown,) = (r for r in rows if r["axis"] == "clients" and r["clients"] == 100)
-    assert grown["memory_ratio"] < 1.05, grown
+    few, grown = (r for r in rows if r["axis"] == "clients")
+    assert grown["copies"] < few["copies"] + 10, (few, grown)
     assert grown["exponent"] < 1.6, grown  # 2 would be quadratic
+
+
+def test_edges_are_simulated_quickly_too():
+    """Three numbers of edges, four of clients an edge, two ways to choose."""
+    found = measured("edge_balance.py")
+    assert (found["cycles"], len(found["rows"])) == (100, 24)
+    assert all(row["mean"] == pytest.approx(5 * row["per_edge"], rel=0.3) for row in found["rows"]), (
+        "every edge has its share"
+    )
 
 
 def test_the_demo_trains_as_fast_as_a_plain_loop():

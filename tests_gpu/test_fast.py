@@ -3,6 +3,9 @@
 import contextlib
 import functools
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -372,6 +375,42 @@ def test_fast_samples_are_the_eager_ones_but_for_rounding(compiled):
         )
         drawn.append(images.pixels)
     assert (drawn[0] - drawn[1]).abs().mean() < 0.02 and fast.captures == 1
+
+
+COMPILES = """
+import json, torch
+from torch._dynamo.utils import counters
+from effuse.core.captured import Captured
+from effuse.core.data import Dataset, Shape, Shard
+from effuse.core.machine import Work
+from effuse.core.rng import Stream
+from effuse.core.solvers import Adam
+from effuse.diffusion.objective import Denoise
+from effuse.engines.compiled import keep_compiled
+from effuse.models.convnext_unet import ConvnextUnet
+
+device, here = torch.device("cuda"), Stream((0,))
+keep_compiled(device)
+machine, arch = Captured(device, Denoise()), ConvnextUnet(dim=16).resolved(Shape(16, 1, 10))
+data = Dataset(torch.zeros(64, 1, 16, 16, dtype=torch.uint8), torch.zeros(64, dtype=torch.int64), tuple("0123456789"))
+solver = Adam(lr=1e-4, batch=64, steps=1)
+net = machine.load(arch.initial(here).to(device))
+machine.fit(net, Work(solver=solver, shard=Shard.whole(data.to(device)), lr=1e-4, stream=here, place=0, where="here"))
+print(json.dumps(dict(counters["inductor"])))
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k not in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    environment |= {"EFFUSE_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    counted = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", COMPILES], env=environment, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+        counted.append(json.loads(done.stdout.splitlines()[-1]))
+    first, second = counted
+    assert first.get("fxgraph_cache_miss", 0) > 0 and second.get("fxgraph_cache_miss", 0) == 0, counted
+    assert second["fxgraph_cache_hit"] == first["fxgraph_cache_miss"], counted
 
 
 def _noting(init, made):

@@ -127,14 +127,17 @@ def main() -> None:
         sys.exit(f"--python {asked.python}: expected a version such as 3.12")
     without = {plain(p) for p in asked.without.split(",")}
     packages = [f"{p}=={importlib.metadata.version(p)}" for p in needed(without)]
-    library = asked.out / "lib"
-    shutil.rmtree(asked.out, ignore_errors=True)
+    library, starter = asked.out / "lib", asked.out / "effuse"
+    if asked.out.exists() and any(asked.out.iterdir()):
+        if not (starter.is_file() and library.is_dir()):
+            sys.exit(f"--out {asked.out}: there is something else than a bundle in it; name a new folder")
+        shutil.rmtree(asked.out)
     library.mkdir(parents=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(library)]
     subprocess.run([*command, *choosing(asked.python, asked.platform), *packages], check=True)
     shutil.copytree(ROOT / "src" / "effuse", library / "effuse")
     trim(library)
-    (asked.out / "effuse").write_text(launcher(asked.python, without))
+    starter.write_text(launcher(asked.python, without))
     size = sum(f.stat().st_size for f in asked.out.rglob("*") if f.is_file())
     print(
         f"{asked.out}: {size / 1e6:.1f} MB, {len(packages)} packages for Python {asked.python}; expected there: {asked.without}"

@@ -15,10 +15,12 @@ from effuse.core import captured
 from effuse.core.captured import Captured
 from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
+from effuse.core.model import Arch
 from effuse.core.params import Params
 from effuse.core.recording import WARM_UP
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
+from effuse.core.spec import spec
 from effuse.core.task import Net
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim, DpmSolver
@@ -139,6 +141,47 @@ def test_draws_are_the_eager_ones_and_a_last_batch_needs_no_recording(sampler, t
         a, b = (m.generate(m.load(model), ARCH, 10, sampler, None, Stream((seed, 5))).pixels for m in (eager, fast))
         assert torch.allclose(a, b, atol=1e-4)
     assert fast.captures == 1
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("guidance", [0.0, 2.0])
+def test_classes_and_guidance_are_drawn_as_eagerly(guidance):
+    """Ten images of classes 0 and 1 in turn; with guidance each step asks for the class and for none."""
+    arch = dataclasses.replace(ARCH, conditional=True)
+    model, labels = arch.initial(Stream((0,))), torch.arange(10) % 2
+    fast, eager = Captured(CPU, TASK, compiled=False), Eager(CPU, TASK)
+    sampler = Ddim(steps=4, batch=4, guidance=guidance)
+    drawn = [m.generate(m.load(model), arch, 10, sampler, labels, Stream((5,))).pixels for m in (eager, fast)]
+    assert torch.allclose(*drawn, atol=1e-4) and fast.captures == 1
+    other = fast.generate(fast.load(model), arch, 10, sampler, 1 - labels, Stream((5,))).pixels
+    assert not torch.allclose(other, drawn[1], atol=1e-3), "the class is not looked at"
+
+
+class WithBatchNorm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.norm = torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
+
+    def forward(self, x, t, labels=None):
+        return self.norm(self.down(x))
+
+
+@spec
+class NormedArch(Arch):
+    def build(self):
+        return WithBatchNorm()
+
+
+def test_statistics_of_batches_see_no_padding():
+    """50 images in batches of 16 end in one of two: padded to 16, it would be seen eight times."""
+    arch = NormedArch(side=8, channels=1, classes=2)
+    found = []
+    for machine in (Eager(CPU, TASK), fast := Captured(CPU, TASK, compiled=False)):
+        net = machine.load(arch.initial(Stream((0,))))
+        work = Work(solver=SGD(lr=0.1, batch=16, epochs=1), shard=SHARD, lr=0.1, stream=Stream((1,)), place=0, where="here")
+        machine.fit(net, work)
+        found.append(net.state_dict())
+    assert fast.captures == 0 and all(torch.equal(a, b) for a, b in zip(found[0].values(), found[1].values()))
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

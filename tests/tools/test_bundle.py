@@ -71,3 +71,11 @@ def test_the_launcher_refuses_in_a_sentence(tmp_path, python, versions, words):
     done = started(tmp_path, python, versions)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.startswith(f"effuse: {words}")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_that_is_no_bundle_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    monkeypatch.setattr(sys, "argv", ["bundle.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="there is something else than a bundle in it; name a new folder"):
+        bundle.main()
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"

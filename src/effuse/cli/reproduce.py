@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,15 +80,20 @@ def show_table(report: dict[str, Any]) -> None:
     also = list(dict.fromkeys(metric for row in rows for metric in row["also"]))
     metrics = dict.fromkeys(row["metric"] for row in rows)
     for label in rows[0]["labels"]:
-        page.add_column(label, overflow="fold")
+        page.add_column(label, no_wrap=True)
     beside = list(dict.fromkeys(name for row in rows for name in row["beside"]))
-    for column in ("printed", "ours", *also, *(f"{name}, printed" for name in beside)):
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {"printed": _printed, "ours": _ours}
+    columns |= {metric: lambda row, metric=metric: _number(row["also"].get(metric)) for metric in also}
+    columns |= {f"{name}, printed": lambda row, name=name: _number(row["beside"].get(name)) for name in beside}
+    columns |= {
+        "MB sent": lambda row: _number(row.get("bytes_sent"), 1e-6),
+        "s": lambda row: _number(row.get("round_seconds")),
+    }
+    shown = {name: cells for name, cell in columns.items() if {*(cells := [cell(row) for row in rows])} != {"-"}}
+    for column in shown:
         page.add_column(column, justify="right", overflow="fold")
-    for row in rows:
-        others = [_number(row["also"].get(metric)) for metric in also] + [
-            _number(row["beside"].get(name)) for name in beside
-        ]
-        page.add_row(*map(str, row["labels"].values()), _printed(row), _ours(row), *others)
+    for i, row in enumerate(rows):
+        page.add_row(*map(str, row["labels"].values()), *(cells[i] for cells in shown.values()))
     console().print(page)
     if report["means"]:
         console().print(_means(report["means"]))
@@ -105,14 +111,15 @@ def _means(means: list[dict[str, Any]]) -> Page:
     """The cells that repeat each other, as one."""
     page = Page(title="mean ± standard deviation", title_justify="left")
     for label in means[0]["labels"]:
-        page.add_column(label, overflow="fold")
+        page.add_column(label, no_wrap=True)
     also = list(dict.fromkeys(metric for row in means for metric in row["also"]))
-    for column in ("printed", "ours", *also, "runs"):
+    printed = any(row["printed"] is not None for row in means)
+    for column in (*(["printed"] if printed else []), "ours", *also, "runs"):
         page.add_column(column, justify="right", overflow="fold")
     for row in means:
-        numbers = [_mean(row), *(_mean(row["also"].get(metric, {})) for metric in also)]
-        runs = f"{row['done']} of {row['of']}"
-        page.add_row(*map(str, row["labels"].values()), _number(row["printed"]), *numbers, runs)
+        numbers = [*([_number(row["printed"])] if printed else []), _mean(row)]
+        numbers += [_mean(row["also"].get(metric, {})) for metric in also]
+        page.add_row(*map(str, row["labels"].values()), *numbers, f"{row['done']} of {row['of']}")
     return page
 
 
@@ -130,5 +137,5 @@ def _ours(row: dict[str, Any]) -> str:
     return _number(row["ours"]) + ("" if row["ours_spread"] is None else f" ± {_number(row['ours_spread'])}")
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def _number(value: float | None, unit: float = 1.0) -> str:
+    return "-" if value is None else f"{value * unit:.4g}"

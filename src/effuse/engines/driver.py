@@ -33,6 +33,8 @@ def _in_process(kind: type[InProcess]) -> Engine:
         if processes == 1:
             return kind(recipe.algorithm, shards, *machines, **options)
         options |= {"workers": processes, "slots": slots_each(len(machines), processes, device)}
+        for machine in stage.machines:
+            machine.forget(recipe.model)  # what the trial recorded would lie beside the workers' own recordings
         return Processes(recipe.algorithm, shards, machines[0], recipe=recipe, folder=stage.folder, **options)
 
     return make

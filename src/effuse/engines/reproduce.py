@@ -171,7 +171,7 @@ class Reproduction:
             row["also"] = {self._metric(name): m["value"] for name, m in beside.items() if m}
             sent = result["traffic"]
             row |= {"parameters_sent": sent["parameters"]["total"], "bytes_sent": sent["bytes"]["total"]}
-            row |= {"seconds": result.get("seconds", 0.0)}
+            row |= {name: result[name] for name in ("seconds", "round_seconds") if name in result}
         return row | {"recipe": cell.recipe, "settings": list(plan.settings), "run": str(plan.folder.path)}
 
     def _rehearsed(self, plan: Planned) -> str:

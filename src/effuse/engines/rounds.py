@@ -266,9 +266,10 @@ class Run:
         if self.ema is not None:
             save_model(self.ema, self.recipe, self.folder.path / "model-ema")
         ledger = self.fed.ledger.report()
-        images, per_round = 0, []
+        images, seconds, per_round = 0, 0.0, []
         for record in self.folder.each_record():
             images += record["images"]
+            seconds += record["seconds"]["round"]
             per_round.append({"phase": record["phase"]} | {k: record["traffic"][k] for k in ("parameters", "bytes")})
         spent = self.recipe.algorithm.spent(server)
         privacy = {} if spent is None else {"privacy": spent}
@@ -282,6 +283,7 @@ class Run:
             "figures": figures(model, ledger),
             "images": images,
             "seconds": self.seconds + time.monotonic(),
+            "round_seconds": seconds,  # without preparation and evaluation: what methods are compared by
         }
         if model.arch != self.recipe.model and getattr(model.arch, "cut", ""):
             result["pruned"] = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
