@@ -12,6 +12,8 @@ from effuse.core.recipe import Evaluate
 from effuse.core.spec import registry
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
+from effuse.engines.save import load
 
 
 def test_every_algorithm_of_the_project_is_compared():
@@ -32,6 +34,11 @@ def test_loopback_equals_simulator(name, wire, tmp_path):
     results = {engine: run(recipe, tmp_path / engine, engine=engine) for engine in ("simulator", "loopback")}
     a, b = results.values()
     assert a["weights_sha256"] == b["weights_sha256"]
+    if recipe.ema is not None:
+        averages = {load(tmp_path / engine, ema=True).model.params.digest() for engine in results}
+        assert len(averages) == 1
+    noted = [[record.get("noted") for record in RunFolder(tmp_path / engine).records()] for engine in results]
+    assert noted[0] == noted[1]
     assert a["traffic"]["bytes"] == b["traffic"]["bytes"] and a["traffic"]["parameters"] == b["traffic"]["parameters"]
     if a["traffic"]["bytes"]["up"]:
         assert b["traffic"]["wire_bytes"]["up"] > b["traffic"]["bytes"]["up"]

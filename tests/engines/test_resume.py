@@ -181,6 +181,11 @@ def lines(folder):
     return [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).records()]
 
 
+def average(folder) -> dict[str, bytes]:
+    """The files of the average over rounds, where one is kept."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("model-ema/**/*")) if p.is_file()}
+
+
 @pytest.fixture(autouse=True)
 def checkpoint_every_round(monkeypatch):
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
@@ -188,13 +193,13 @@ def checkpoint_every_round(monkeypatch):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The result and the lines of each recipe's quiet run."""
+    """The result, with the average over rounds, and the lines of each recipe's quiet run."""
     known = {}
 
     def get(name):
         if name not in known:
             folder = tmp_path_factory.mktemp("quiet") / "run"
-            known[name] = (run(RECIPES[name], folder), lines(folder))
+            known[name] = (run(RECIPES[name], folder) | {"average": average(folder)}, lines(folder))
         return known[name]
 
     return get
@@ -207,11 +212,18 @@ def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
     result = resume(tmp_path / "run")
     assert result["weights_sha256"] == quiet["weights_sha256"]
     assert lines(tmp_path / "run") == quiet_lines
+    assert average(tmp_path / "run") == quiet["average"] and bool(quiet["average"]) == (RECIPES[name].ema is not None)
     assert (
         result["traffic"] == quiet["traffic"]
         and result["metrics"] == quiet["metrics"]
         and result["images"] == quiet["images"]
     )
+
+
+def test_an_average_begins_anew_when_the_network_is_cut(tmp_path):
+    """Four federated rounds, cut at the end of the second: its model and those of the two after it are three."""
+    run(RECIPES["fedphd"], tmp_path / "run")
+    assert RunFolder(tmp_path / "run").load_checkpoint().averaged == 3
 
 
 def test_killed_twice(tmp_path, monkeypatch, undisturbed):

@@ -46,6 +46,7 @@ class Correcting(Synthesising):
             A = A.rows(torch.from_numpy(chosen))
         net = bench.load(w)
         fit = bench.fit(net, self.central, A.shard(w.arch.shape.classes, bench.machine.device))
+        fed.note(correction={"loss": fit.loss, "images": fit.images})
         if told:
             fed.told(fit.loss, fit.images)
         return bench.unload(net)

@@ -110,13 +110,16 @@ class Synthesising(Algorithm, ABC):
             # and not all of them: a client whose answer is lost has kept no model
             warmed = tuple(k for k, _ in fed.ask(self.warm_up, now, arch=server.model.arch))
             return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
-        drawn = [] if server.auxiliary is None else [server.auxiliary]
+        before = [] if server.auxiliary is None else [server.auxiliary]
+        added: list[Synthetic] = []
         for k, upload in fed.ask(self.upload, server.warmed):  # one model at a time
             n = max(1, round(self.share * upload.size))
-            drawn.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, upload.histogram))
+            added.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, upload.histogram))
             del upload
+        kept = [len(a) for a in added]
+        fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
         phase = WARM_UP if server.pending else then
-        return dataclasses.replace(server, auxiliary=together(drawn), warmed=(), phase=phase)
+        return dataclasses.replace(server, auxiliary=together(before + added), warmed=(), phase=phase)
 
     @on_client
     def warm_up(self, client: Client, arch: Arch) -> Warm:
@@ -141,12 +144,16 @@ def synthesised(
 ) -> Synthetic:
     """Draw `n` images from a client's model, its classes in proportion to the client's own."""
     labels = torch.zeros(n, dtype=torch.int64) if histogram is None else in_proportion(histogram, n)
-    # a batch is drawn whole even when some of it is thrown away: one recording of the sampler serves every client
-    whole = math.ceil(n / sampler.batch) * sampler.batch
-    asked = None if histogram is None else torch.cat([labels, labels[-1:].expand(whole - n)])
-    drawn = bench.generate(model, whole, sampler, asked).first(n)
+    full = whole(n, sampler)
+    asked = None if histogram is None else torch.cat([labels, labels[-1:].expand(full - n)])
+    drawn = bench.generate(model, full, sampler, asked).first(n)
     pixels = drawn.pixels.to(torch.uint8) if drawn.pixels.is_meta else drawn.bytes()
     return Synthetic(pixels, labels, torch.full((n,), client))
+
+
+def whole(n: int, sampler: Sampler) -> int:
+    """`n` images in whole batches, even if some are thrown away: one recording of the sampler serves every client."""
+    return math.ceil(n / sampler.batch) * sampler.batch
 
 
 def in_proportion(histogram: Sequence[int], n: int) -> Tensor:

@@ -31,6 +31,7 @@ class Checkpoint:
     federated: int
     server: Server
     ema: Model | None
+    averaged: int  # models in it
     snapshots: dict[int, str]
     workbench: str | None  # the snapshot of the server's own optimiser
     ledger: dict[str, list[int]]

@@ -92,6 +92,7 @@ class Run:
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
         self.ema: Model | None = None
+        self.averaged = 0  # models in it
         self.seconds = 0.0
         self.metrics: dict[str, Any] = {}
         self.unseen = False  # the model was trained by another run, and only the look at it is left
@@ -166,7 +167,8 @@ class Run:
         saved = self.folder.load_checkpoint()
         if saved is not None:
             self._recognise(saved.server)
-            self.ema, self.seconds = placed(saved.ema, self.machine.device), saved.seconds
+            self.ema, self.averaged = placed(saved.ema, self.machine.device), saved.averaged
+            self.seconds = saved.seconds
             fed.snapshots, fed.durable = dict(saved.snapshots), dict(saved.snapshots)
             fed.ledger.restore(saved.ledger)
             metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
@@ -192,12 +194,16 @@ class Run:
             )
 
     def _averaged(self, server: Server, model: Model) -> Model | None:
-        if self.recipe.ema is None:
+        decay = self.recipe.ema
+        if decay is None:
             own = self.recipe.algorithm.average(server)
             return None if own is None else model.holding(own)
         if self.ema is None or self.ema.arch != model.arch:
+            self.averaged = 1
             return model  # also restarted when the network was cut
-        return self.ema.lerp(model, 1 - self.recipe.ema)
+        self.averaged += 1
+        # after n models, weights in proportion to decay^(n - i): the first one is no heavier than its age
+        return self.ema.lerp(model, (1 - decay) / (1 - decay**self.averaged))
 
     def _record(self, done: Played, trained: int, evaluated: int, seconds: float) -> dict[str, Any]:
         weight = sum(w for _, w in self.fed.losses)
@@ -247,6 +253,7 @@ class Run:
                 federated=federated,
                 server=server,
                 ema=self.ema,
+                averaged=self.averaged,
                 snapshots=dict(fed.snapshots),
                 workbench=workbench,
                 ledger=fed.ledger.saved(),
