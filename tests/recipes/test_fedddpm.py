@@ -13,7 +13,9 @@ from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction, value_at
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.fedddpm import COMPARED, KNOBS, METHODS, SHORT
+from effuse.recipes.fedddpm.comparison import BOUNDS, COMPARED, KNOBS, RIVALS, TELLING
+from effuse.recipes.fedddpm.methods import SHORT
+from effuse.recipes.fedddpm.tables import METHODS
 
 # labels need no files
 MNIST = "data=labels(sizes=[5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], side=28, channels=1)"
@@ -115,10 +117,10 @@ def test_controls_take_fedavgs_steps():
     assert aux == pytest.approx(clients, rel=0.03), "whole epochs of one large set have fewer ragged batches"
 
 
-@pytest.mark.parametrize(("rounds", "clients"), [(30, 20), (20, 10), (7, 20), (60, 20)])
-def test_controls_take_fedavgs_steps_at_every_size(rounds, clients, tmp_path):
-    """30 rounds, 3 of 20 clients, 2 epochs: 9 epochs a client, as three rounds of three; 2 of 10 clients, who are more than 15 %."""
-    table = find_table(f"fedddpm.comparison(seeds=[0], rounds={rounds}, clients={clients}, warmup=1)")[1]
+@pytest.mark.parametrize(("rounds", "clients", "p", "K"), [(30, 20, 0.15, 2), (20, 10, 0.4, 1), (7, 20, 0.4, 1), (60, 20, 0.2, 2)])
+def test_controls_take_fedavgs_steps_at_every_size(rounds, clients, p, K, tmp_path):
+    """30 rounds, 3 of 20 clients, 2 epochs: 9 epochs a client, as three rounds of three; 7 rounds of 8 of 20: 2.8, so three."""
+    table = find_table(f"fedddpm.comparison(seeds=[0], rounds={rounds}, clients={clients}, warmup=1, p={p}, K={K})")[1]
     plans = {p.cell.labels["method"]: p for p in Reproduction("x", table, tmp_path, "scaled").planned.values()}
     steps = {
         m: check(plans[m].recipe.changed([MNIST, "evaluate.metrics=[]", "partition=iid()"]))["steps"]
@@ -197,8 +199,8 @@ def test_everybody_is_tuned_alike(tmp_path):
         }
         assert knob == "algorithm.local.lr" or rates == {3e-4}, "all at FedAvg's"
     left = set(COMPARED) - set(KNOBS)
-    assert left == {"fedavg_matched", "local_only", "aux_only"}, (
-        "which are FedAvg for longer, without averages, and elsewhere"
+    assert left == {"fedavg_matched", "fedavg_size", "local_only", "aux_only"}, (
+        "which are FedAvg for longer, by other weights, without averages, and elsewhere"
     )
     for call in ("fedddpm.tuning(seed=2)", "fedddpm.comparison(seeds=[0, 100])"):
         with pytest.raises(RecipeError, match="choose"):
@@ -207,19 +209,20 @@ def test_everybody_is_tuned_alike(tmp_path):
 
 def test_what_tuning_found_goes_into_the_comparison(tmp_path, monkeypatch):
     """FedAvg's step is everybody's, also in the warm-up and where the server takes it; any other knob is its method's own."""
-    found = {"fedavg": 3e-4, "fedddpm": 2.5e-4, "mofedsam": 0.5, "fedavg_ema": 0.7, "centralised": 1e-3}
-    monkeypatch.setattr("effuse.recipes.fedddpm.TUNED", found)
+    found = {"fedavg": 3e-4, "fedddpm": 2.5e-4, "plus": 40, "mofedsam": 0.5, "fedavg_ema": 0.7, "centralised": 1e-3}
+    monkeypatch.setattr("effuse.recipes.fedddpm.comparison.TUNED", found)
     plans = Reproduction(*find_table("fedddpm.comparison(seeds=[0])"), tmp_path, "scaled").planned
     of = {p.cell.labels["method"]: p.recipe for p in plans.values() if p.cell.labels["partition"] == "shard"}
     assert {r.algorithm.local.lr for m, r in of.items() if m not in ("aux_only", "centralised")} == {3e-4}
     assert {of[m].algorithm.warmup.lr for m in ("fedddpm", "plus", "localaug", "aux_only")} == {3e-4}
     central = {m: of[m].algorithm.central.lr for m in ("fedddpm", "plus", "aux_only")}
     assert central == {"fedddpm": 2.5e-4, "plus": 3e-4, "aux_only": 3e-4}
+    assert of["plus"].algorithm.central.epochs == 40
     assert (of["mofedsam"].algorithm.alpha, of["fedavg"].ema, of["centralised"].algorithm.local.lr) == (0.5, 0.7, 1e-3)
 
 
 def test_the_comparison_can_be_resized(tmp_path):
-    name = "fedddpm.comparison(seeds=[7], rounds=20, clients=10, warmup=5, every=5, samples=1000)"
+    name = "fedddpm.comparison(seeds=[7], rounds=20, clients=10, warmup=5, p=0.2, K=2, every=5, samples=1000)"
     table = find_table(name)[1]
     plans = {p.cell.labels["method"]: p.recipe for p in Reproduction("x", table, tmp_path, "scaled").planned.values()}
     assert set(plans) == set(COMPARED) >= set(METHODS) and {r.clients for r in plans.values()} == {10}
@@ -231,16 +234,48 @@ def test_the_comparison_can_be_resized(tmp_path):
     # two clients of ten take 2 x 2 x 47 steps a round, the warm-up 10 x 5 x 47, a correction 47
     assert plans["fedavg_matched"].rounds == math.ceil((10 * 5 * 47 + 20 * (2 * 94 + 47)) / (2 * 94))
     assert plans["centralised"].algorithm.local.steps == 2 * 94
-    looks = {m: r.rounds / r.evaluate.every for m, r in plans.items() if m in ("fedavg", "fedavg_matched")}
-    assert looks["fedavg"] == 4 and 3 < looks["fedavg_matched"] <= 4
+    assert plans["fedavg_matched"].evaluate.every == 5, "on the axis of FedAvg's rounds"
+    assert plans["aux_only"].rounds / plans["aux_only"].evaluate.every == 4, "in longer rounds, as often"
     assert len({r.speed for r in plans.values()}) == 1, "or a process would record anew for the next cell"
+
+
+def test_the_most_telling_cells_come_first():
+    """Four methods under shards with all seeds; the same under Dirichlet with one; the rivals; then what bounds them; a cut leaves a table."""
+    order = [tuple(c.labels.values()) for c in find_table("fedddpm.comparison(seeds=[4, 5, 6])")[1].cells]
+    assert order[:12] == [(m, "shard", seed) for m in TELLING for seed in (4, 5, 6)]
+    assert order[12:16] == [(m, "dir0.1", 4) for m in TELLING]
+    assert order[16:28] == [(m, "shard", seed) for m in RIVALS for seed in (4, 5, 6)]
+    assert order[28:31] == [(m, "shard", 4) for m in BOUNDS]
+    assert order[31:39] == [(m, "dir0.1", seed) for m in TELLING for seed in (5, 6)]
+    assert order[39:42] == [("fedavg_size", "dir0.1", seed) for seed in (4, 5, 6)]
+
+
+def test_sizes_weigh_in_one_control_only(tmp_path):
+    table = find_table("fedddpm.comparison(seeds=[0])")
+    plans = Reproduction(*table, tmp_path).planned.values()
+    weights = {p.cell.labels["method"]: getattr(p.recipe.algorithm, "weights", None) for p in plans}
+    assert {m for m, w in weights.items() if w == "size"} == {"fedavg_size"}
+
+
+def test_the_smoke_scale_has_the_same_arithmetic(tmp_path):
+    """Three rounds of 2 of 6 clients with 1,442 digits: 4 batches of 64 each. Warm-up 6 x 2 x 4 = 48 steps, a round 8, a correction 3:
+    48 / 8 + 3 x (1 + 3 / 8) = 10.1, so eleven matched rounds; three times a third of the clients is one epoch for each alone."""
+    plans = Reproduction(*find_table("fedddpm.comparison(seeds=[0])"), tmp_path, "smoke").planned.values()
+    rounds = {p.cell.labels["method"]: p.recipe.rounds for p in plans}
+    assert {m: n for m, n in rounds.items() if n != 3} == {"fedavg_matched": 11, "aux_only": 1, "local_only": 1}
+    assert {p.recipe.clients for p in plans} == {6} and {p.recipe.evaluate.metrics[0].n for p in plans} == {200}
+    for scale, n in (("scaled", 15), ("smoke", 2)):
+        halves = Reproduction(*find_table("fedddpm.tuning"), tmp_path, scale).planned.values()
+        assert {p.recipe.rounds for p in halves} == {n}
 
 
 def test_the_comparison_does_no_work_twice():
     """Looks on the way with the first seed only; what has no partition stands once; whoever trains in one place goes on with its moments."""
     cells = find_table("fedddpm.comparison(seeds=[4, 5], every=10)")[1].cells
-    assert len(cells) == 2 * (2 * len(COMPARED) - 1)
-    assert {c.labels["partition"] for c in cells if c.labels["method"] == "centralised"} == {"shard"}
+    assert len(cells) == 2 * (2 * len(COMPARED) - 2)
+    where = {m: {c.labels["partition"] for c in cells if c.labels["method"] == m} for m in COMPARED}
+    assert where.pop("centralised") == {"shard"} and where.pop("fedavg_size") == {"dir0.1"}
+    assert all(partitions == {"shard", "dir0.1"} for partitions in where.values())
     looks = {
         c.labels["seed"]: [x for x in c.settings if "evaluate.every" in x] for c in cells if c.labels["method"] == "fedddpm"
     }

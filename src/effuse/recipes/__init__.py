@@ -31,9 +31,9 @@ def tables() -> dict[str, Callable[..., Table]]:
 
 def _functions(kind: type) -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
-    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         loaded = importlib.import_module(module.name)
-        short = module.name.rpartition(".")[2]
+        short = module.name.removeprefix(f"{__name__}.").partition(".")[0]  # a paper's recipes may fill a folder
         for name, function in inspect.getmembers(loaded, inspect.isfunction):
             local = function.__module__ == loaded.__name__ and not name.startswith("_")
             if local and typing.get_type_hints(function).get("return") is kind:

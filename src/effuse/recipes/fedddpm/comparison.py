@@ -1,0 +1,146 @@
+"""FedDDPM, its rivals and fair controls at a size that one GPU can do, and how they are tuned for it."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from effuse.core.errors import RecipeError
+from effuse.core.table import Scale, Table
+from effuse.recipes.fedddpm.methods import AVERAGE, Data, Resized, Setting, alone, setting
+from effuse.recipes.fedddpm.tables import SMOKE, cell_of
+
+# FedAvg keeps an average of its model beside it, which is `fedavg_ema`
+TELLING = ("fedavg", "fedddpm", "plus", "fedavg_matched")
+RIVALS = ("scaffold", "mofedsam", "localaug", "fedprox")
+BOUNDS = ("aux_only", "centralised", "local_only")
+COMPARED = (*TELLING, *RIVALS, *BOUNDS, "fedavg_size")
+SYNTHETIC = ("fedddpm", "plus", "localaug", "aux_only")
+# what is tried of each method; those that are not here take FedAvg's step, as all do
+KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
+    "fedavg": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
+    "fedddpm": ("algorithm.central.lr", (1e-4, 2.5e-4, 5e-4)),
+    "plus": ("algorithm.central.epochs", (5, 20, 40)),
+    "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
+    # rho matters less: with an alpha of 0.1, Adam drifts along the noise of Delta
+    "mofedsam": ("algorithm.alpha", (0.1, 0.5, 0.9)),
+    "fedprox": ("algorithm.mu", (0.001, 0.01, 0.1)),
+    "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
+    "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
+    "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
+}
+# what `tuning` found best, by method; nothing yet: each has the value of its recipe
+TUNED: dict[str, int | float] = {}
+FIRST_TUNING_SEED = 100  # those from here on are never reported
+SMALL = ("evaluate.every=0", 'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train"), class_mix(n=200)]')
+# recorded, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
+SCALES = {
+    "scaled": Scale(settings=("speed=graph",), comparable=False),
+    "smoke": dataclasses.replace(SMOKE, settings=SMALL),
+}
+
+
+def comparison(
+    data: Data = "mnist",
+    seeds: tuple[int, ...] = (0, 1, 2),
+    rounds: int | None = None,
+    clients: int | None = None,
+    warmup: int | None = None,
+    p: float | None = None,
+    K: int | None = None,
+    every: int = 10,
+    samples: int = 10_000,
+) -> Table:
+    """All methods and fair controls at the scaled size, which can be changed; looked at on the way with the first seed only."""
+    if any(seed >= FIRST_TUNING_SEED for seed in seeds):
+        raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
+    size = Resized(rounds=rounds, clients=clients, p=p, K=K, warmup=warmup)
+    s = setting(data, "scaled", size)
+    cells = [
+        cell_of(
+            method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}",
+            *_looks(s, method, every if seed == seeds[0] else 0, samples), *_tuned(s, method), size=size,
+        )
+        for partition, method, seed in _most_telling_first(seeds)
+    ]  # fmt: skip
+    also = ("fid_ema", "fid_auxiliary", "fid_pooled", "class_mix", "class_mix_pooled")
+    return Table(
+        title=f"FedDDPM and rivals on {data}, {_told(s)}", cells=tuple(cells), repeats="seed", also=also, scales=SCALES
+    )
+
+
+def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
+    """Cells in the order in which they are worth having, wherever the time ends."""
+    first, others = seeds[:1], seeds[1:]
+    for partition, methods, chosen in (
+        ("shard", TELLING, seeds),
+        ("dir0.1", TELLING, first),
+        ("shard", RIVALS, seeds),
+        ("shard", BOUNDS, first),
+        ("dir0.1", TELLING, others),
+        ("dir0.1", ("fedavg_size", *RIVALS, "aux_only", "local_only"), seeds),  # all data in one place have no partition
+        ("shard", BOUNDS, others),
+    ):
+        yield from ((partition, method, seed) for method in methods for seed in chosen)
+
+
+def tuning(
+    data: Data = "mnist",
+    seed: int = FIRST_TUNING_SEED,
+    rate: float | None = None,
+    rounds: int | None = None,
+    clients: int | None = None,
+    warmup: int | None = None,
+    p: float | None = None,
+    K: int | None = None,
+    samples: int = 5_000,
+) -> Table:
+    """Three values of one knob of each method under shards, on a seed that is not reported, in half of the rounds, all at FedAvg's best
+    `rate`, which comes first."""
+    if seed < FIRST_TUNING_SEED:
+        raise RecipeError(f"fedddpm.tuning: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")
+    size = Resized(rounds=rounds, clients=clients, p=p, K=K, warmup=warmup)
+    s = setting(data, "scaled", size)
+    cells = [
+        cell_of(
+            method, data, {"partition": "shard", "value": f"{value:g}"}, None, f"seed={seed}",
+            *_looks(s, method, 0, samples), *_rates(method, rate or TUNED.get("fedavg", s.zeta)), f"{knob}={value:g}", size=size,
+        )
+        for method, (knob, values) in KNOBS.items()
+        for value in values
+    ]  # fmt: skip
+    halved = {name: dataclasses.replace(scale, factors={} if rounds else {"rounds": 0.5}) for name, scale in SCALES.items()}
+    title = (
+        f"FedDDPM and rivals on {data}: what was tried on seed {seed}, {_told(s)}{'' if rounds else ', the half of them'}"
+    )
+    return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=halved)
+
+
+def _told(s: Setting) -> str:
+    return f"scaled: {s.warmup} epochs of warm-up, {s.cohort} of {s.clients} clients a round, {s.rounds} rounds"
+
+
+def _looks(s: Setting, method: str, every: int, samples: int) -> list[str]:
+    """How a run is looked at: all by the same rounds, but where a method's rounds are longer, as often as others in all."""
+    if method == "aux_only":
+        every = max(min(every, 1), round(every * alone(s)[0] / s.rounds))
+    if method == "local_only":  # in the end, and only what all draw together: 10,000 images of each site are too many
+        return [f"evaluate.metrics={_metrics(samples)}", "evaluate.every=0", "evaluate.personal=pooled"]
+    return [f"evaluate.metrics={_metrics(samples)}", f"evaluate.every={every}"]
+
+
+def _metrics(samples: int) -> str:
+    return f'[fid(n={samples}, split="train"), class_mix(n={samples})]'
+
+
+def _tuned(s: Setting, method: str) -> list[str]:
+    """A method as `tuning` left it."""
+    own = [f"{KNOBS[method][0]}={TUNED[method]:g}"] if method in TUNED else []
+    average = [f"ema={TUNED.get('fedavg_ema', AVERAGE)}"] if method == "fedavg" else []
+    return [*_rates(method, TUNED.get("fedavg", s.zeta)), *own, *average]
+
+
+def _rates(method: str, rate: float) -> list[str]:
+    """One step for all: of clients, of their warm-up, and of a server that takes the clients' step."""
+    solvers = ["local"] if method != "aux_only" else []
+    solvers += ["warmup"] if method in SYNTHETIC else []
+    solvers += ["central"] if method in ("plus", "aux_only") else []
+    return [f"algorithm.{solver}.lr={rate}" for solver in solvers]
