@@ -117,7 +117,9 @@ def test_controls_take_fedavgs_steps():
     assert aux == pytest.approx(clients, rel=0.03), "whole epochs of one large set have fewer ragged batches"
 
 
-@pytest.mark.parametrize(("rounds", "clients", "p", "K"), [(30, 20, 0.15, 2), (20, 10, 0.4, 1), (7, 20, 0.4, 1), (60, 20, 0.2, 2)])
+@pytest.mark.parametrize(
+    ("rounds", "clients", "p", "K"), [(30, 20, 0.15, 2), (20, 10, 0.4, 1), (7, 20, 0.4, 1), (60, 20, 0.2, 2)]
+)
 def test_controls_take_fedavgs_steps_at_every_size(rounds, clients, p, K, tmp_path):
     """30 rounds, 3 of 20 clients, 2 epochs: 9 epochs a client, as three rounds of three; 7 rounds of 8 of 20: 2.8, so three."""
     table = find_table(f"fedddpm.comparison(seeds=[0], rounds={rounds}, clients={clients}, warmup=1, p={p}, K={K})")[1]
