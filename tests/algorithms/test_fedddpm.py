@@ -277,12 +277,12 @@ def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
 
 
 def test_what_the_server_did_is_noted(tmp_path):
-    """Four images of two batches of two from client 0 (three kept), one of a batch of two from client 1; the correction begins at 0 and
-    meets three images of c and one of -c: a loss of c^2 over four images."""
-    trained(one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF)), tmp_path)
+    """Three images from client 0, of two batches of two; one from client 1, of one. The correction begins at 0 and meets three images of
+    c and one of -c: a loss of c^2 over four images."""
+    trained(one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, group=1)), tmp_path)
     noted = [record.get("noted") for record in RunFolder(tmp_path).records()]
-    assert noted[:2] == [None, {"synthesis": {"kept": 4, "drawn": 6}}]
-    assert noted[2] == {"correction": {"loss": pytest.approx(C**2), "images": 4}}
+    assert noted[:4] == [None, {"synthesis": {"kept": 3, "drawn": 4}}, None, {"synthesis": {"kept": 1, "drawn": 2}}]
+    assert noted[4] == {"correction": {"loss": pytest.approx(C**2), "images": 4}}
 
 
 def test_without_correction_it_is_fedavg(tmp_path):

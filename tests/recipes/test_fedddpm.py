@@ -3,9 +3,11 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from effuse.algorithms.fedddpm import QuickTest
 from effuse.core.errors import RecipeError
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.schedules import Linear, signal_and_noise
@@ -144,6 +146,34 @@ def test_the_scaled_profile_keeps_the_structure():
     assert max(sum(count > 0 for count in row) for row in found["partition"]["labels"]) <= 4
     steps = sum(found["steps"].values())
     assert steps < 25_000 and found["parameters"]["total"] < 4_000_000
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2.0, 5.0])
+def test_the_scaled_quick_test_ends_falling_curves_in_time(sigma):
+    """Curves S e^(-t/tau) and S (1 + t/t0)^-a with scores that err by sigma: four in five end in the middle third of 30 rounds, as the
+    paper's runs did about there; no more than one in ten before; with the paper's rule next to none."""
+    t = np.arange(30)
+    falling = [S * np.exp(-t / tau) for S in (100, 200, 400) for tau in (2, 3, 4, 6, 8)]
+    falling += [S * (1 + t / t0) ** -a for S in (100, 200, 400) for t0 in (1, 2, 4) for a in (1, 1.5, 2)]
+
+    def ends(test: QuickTest) -> np.ndarray:
+        rng, found = np.random.default_rng(0), []
+        for curve in falling * 20:
+            average, stop, scores = (
+                None,
+                False,
+                iter(curve[:: test.every] + sigma * rng.standard_normal(len(curve[:: test.every]))),
+            )
+            rounds = -test.every
+            while not stop and (score := next(scores, None)) is not None:
+                stop, average = test.judge(average, float(score))
+                rounds += test.every
+            found.append(rounds if stop else 30)
+        return np.array(found)
+
+    ours = ends(find_recipe('fedddpm.plus(scale="scaled")')[1].algorithm.test)
+    assert ((ours >= 10) & (ours <= 20)).mean() > 0.8 and (ours < 10).mean() < 0.1 and (ours == 30).mean() < 0.02
+    assert (ends(find_recipe("fedddpm.plus")[1].algorithm.test) < 30).mean() < 0.1
 
 
 TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison",
