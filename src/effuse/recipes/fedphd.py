@@ -123,7 +123,7 @@ SCALED = Scale(
         "model=cifar_unet(widths=[64, 128, 128, 128], groups=16, dropout=0.0)",
         "evaluate.metrics=[fid(n=10000, split='train'), kid(n=10000, split='train')]",
         "evaluate.personal=pooled",  # the number that counts where clients own their models, at a twentieth of the price
-        # noise on the way and clipped predictions: see SHORT in fedddpm.py
+        # noise on the way and clipped predictions: see SHORT in fedddpm/methods.py
         "sampler=ddim(steps=100, spacing=quadratic, eta=0.5, clip=True, batch=1000)",
         "speed=graph",  # every ratio is another network: compiling each takes longer than it saves
     ),
