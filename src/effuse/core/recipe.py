@@ -46,7 +46,7 @@ class Recipe(Spec):
     rounds: PositiveInt
     evaluate: Evaluate = Evaluate()
     sampler: Sampler | None = None
-    ema: Decay | None = None  # moving average of the delivered model over rounds; after n, round i weighs in proportion to ema^(n - i)
+    ema: Decay | None = None  # moving average of the delivered model over rounds; i of n weighs ~ ema^(n - i)
     wire: Literal["fp32", "bf16"] = "fp32"
     seed: NonNegativeInt = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 2  # of a CPU; never the core count: thread count changes float sums
