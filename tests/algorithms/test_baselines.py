@@ -54,7 +54,8 @@ def test_lone_models_are_part_of_the_digest(tmp_path):
 
 
 def test_server_ema(tmp_path):
-    """FedAvg ends its rounds at 0.25 and 0.375; with decay 0.5 the average starts at 0.25 and ends at 0.3125."""
-    recipe = one_weight_recipe(FedAvg(local=SGD(lr=0.25, batch=4, steps=1)), rounds=2, ema=0.5)
-    assert trained(recipe, tmp_path) == pytest.approx(0.375)
-    assert load(tmp_path, ema=True).model.params["w"].item() == pytest.approx(0.3125)
+    """FedAvg ends its rounds at 1/4, 3/8 and 7/16; with decay 1/2 they weigh 1, 2 and 4 of 7: 2.75 / 7, where an average that begins at
+    the first would be 3/8."""
+    recipe = one_weight_recipe(FedAvg(local=SGD(lr=0.25, batch=4, steps=1)), rounds=3, ema=0.5)
+    assert trained(recipe, tmp_path) == pytest.approx(0.4375)
+    assert load(tmp_path, ema=True).model.params["w"].item() == pytest.approx(2.75 / 7)

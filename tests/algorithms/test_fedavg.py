@@ -8,16 +8,8 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedprox import FedProx
 from effuse.core.errors import EffuseError
 from effuse.core.solvers import SGD, Adam, ExponentialDecay
-from effuse.engines.save import load
 
 STEP = SGD(lr=0.5, batch=4, steps=1)
-
-
-def test_an_average_over_rounds_weighs_models_by_age_alone(tmp_path):
-    """Half way to .5 three times: .25, .375, .4375. Decay 1/2: weights 1, 2, 4 of 7, so 2.75 / 7; one that began at the first would be .375."""
-    recipe = one_weight_recipe(FedAvg(local=SGD(lr=0.25, batch=4, steps=1)), rounds=3, ema=0.5)
-    assert trained(recipe, tmp_path) == pytest.approx(0.4375)
-    assert load(tmp_path, ema=True).model.params["w"].item() == pytest.approx(2.75 / 7)
 
 
 def test_weights_by_size(tmp_path):
