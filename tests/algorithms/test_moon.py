@@ -151,6 +151,7 @@ def test_it_sends_what_fedavg_sends_and_tells_its_frozen_passes():
     ]
     assert reports[0]["traffic"]["parameters"] == reports[1]["traffic"]["parameters"]
     assert reports[0]["macs_frozen"] == 0 < reports[1]["macs_frozen"] < 2 * reports[1]["macs"]
+    assert "gmacs_frozen" not in reports[0]["figures"]
     assert reports[1]["figures"] == reports[0]["figures"] | {"gmacs_frozen": 2 * layer_macs(NETS["unet"], "features") / 1e9}
 
 
