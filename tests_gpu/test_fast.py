@@ -1,6 +1,7 @@
 """The captured machine against the eager one, for every algorithm."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -29,10 +30,12 @@ from effuse.diffusion.synthesis import Synthesising
 from effuse.engines import device as devices
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
+from effuse.engines.reproduce import Reproduction
 from effuse.engines.slots import in_slots
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
 from effuse.pruning.prune import cut, group_weights
+from effuse.recipes import find_table
 
 CUDA = torch.device("cuda")
 TASK = Denoise()
@@ -59,11 +62,11 @@ def blobs(n: int = 600) -> Dataset:
     return Dataset(disc.to(torch.uint8), labels, tuple("0123456789")).to(CUDA)
 
 
-def fits(machine, arch, solver, count=1, seed=0):
+def fits(machine, arch, solver, count=1, seed=0, data=None):
     """Fit one network several times in a row; the losses and the final weights."""
     machine.release(None)
     net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
-    shard = Shard.whole(blobs())
+    shard = Shard.whole(data or blobs())
     losses = []
     for i in range(count):
         work = Work(solver=solver, shard=shard, lr=solver.lr, stream=Stream((seed, i)), place=0, where="here")
@@ -361,6 +364,25 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
     used = [m for m in made if any(key[0] == smaller for key in m._steps)]
     assert used and all(key[0] == smaller for m in used for key in m._steps), "nothing is kept of the wider network"
     assert lines[-1]["gpu_bytes"] < lines[1]["gpu_bytes"], "and its memory is given back"
+
+
+def coloured(n: int = 320) -> Dataset:
+    """Two and a half batches of noise in the shape of CIFAR-10."""
+    images = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Dataset(images, torch.arange(n) % 10, tuple("0123456789")).to(CUDA)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.2, 0.3, 0.4])
+def test_the_comparisons_network_fits_after_every_cut(ratio, tmp_path):
+    """Odd widths, such as 76, 115 or 153 channels: two fits of three recorded steps, the last of them ragged, near the eager ones."""
+    scaled = Reproduction("comparison", find_table("fedphd.comparison")[1], tmp_path, "scaled")
+    recipe = scaled.planned["fedphd-44-0"].recipe
+    arch, solver = cut(recipe.model.resolved(Shape(32, 3, 10)), ratio), dataclasses.replace(recipe.algorithm.local, lr=1e-3)
+    data, losses = coloured(), []
+    for machine in (Eager(CUDA, recipe.task), fast := Captured(CUDA, recipe.task, compiled=False)):
+        losses.append(fits(machine, arch, solver, 2, data=data)[0])
+    assert losses[0][1] < 0.95 * losses[0][0], "nothing was learnt, so agreement would mean little"
+    assert losses[1] == pytest.approx(losses[0], rel=0.1) and fast.captures == 1
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -24,7 +24,7 @@ from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 from effuse.engines.save import load
 from effuse.engines.state import Snapshots
-from effuse.privacy.histogram import Gaussian, Laplace
+from effuse.privacy.histogram import Disclosure, Gaussian, Laplace
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from edge_balance import room, simulated
@@ -151,6 +151,28 @@ def test_the_weights_in_the_cloud(tmp_path):
     w = np.array([3 + 10 * MU, 1 + 10 * MU])
     assert trained(one_weight_recipe(chosen()), tmp_path / "a") == pytest.approx((w[0] - w[1]) / w.sum(), rel=1e-6)
     assert trained(one_weight_recipe(chosen(weights="size")), tmp_path / "b") == 0.5
+
+
+@spec
+class Drowned(Disclosure):
+    """Noise that leaves nothing of a single image."""
+
+    charge = None
+
+    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        return np.full(classes, -1.0)
+
+
+def test_work_counts_where_noise_leaves_no_images(tmp_path):
+    """Told are 3 - 1 and 1 - 1 images: the cloud weighs edge 0 by 2 + 10 mu = 14.93, edge 1 by 0 + 10 * 2, for of no images nothing
+    is known: -5.07 / 34.93. With a=0 edge 1 has no weight, as Eq. 21 says.
+    """
+    w = np.array([2 + 10 * MU, 20])
+    found = trained(one_weight_recipe(chosen(histogram=Drowned())), tmp_path / "a")
+    assert found == pytest.approx((w[0] - w[1]) / w.sum(), rel=1e-6) == pytest.approx(-0.145182, abs=1e-6)
+    assert trained(one_weight_recipe(chosen(histogram=Drowned(), weights="size")), tmp_path / "b") == 1.0
+    ledger = json.loads((tmp_path / "a" / "ledger.json").read_text())
+    assert ledger["training"]["edges"]["1"]["up"] == 4, "its work was sent"
 
 
 def test_a_cycle_of_two_rounds(tmp_path):

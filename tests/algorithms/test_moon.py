@@ -20,6 +20,7 @@ from effuse.diffusion.schedules import Linear
 from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.metrics.accuracy import Accuracy
+from effuse.metrics.cost import layer_macs
 from effuse.models.classify import Classify
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.resnet import Cnn, Resnet
@@ -150,6 +151,8 @@ def test_it_sends_what_fedavg_sends_and_tells_its_frozen_passes():
     ]
     assert reports[0]["traffic"]["parameters"] == reports[1]["traffic"]["parameters"]
     assert reports[0]["macs_frozen"] == 0 < reports[1]["macs_frozen"] < 2 * reports[1]["macs"]
+    assert "gmacs_frozen" not in reports[0]["figures"]
+    assert reports[1]["figures"] == reports[0]["figures"] | {"gmacs_frozen": 2 * layer_macs(NETS["unet"], "features") / 1e9}
 
 
 def test_a_network_without_features_is_refused(tmp_path):

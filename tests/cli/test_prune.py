@@ -40,6 +40,10 @@ def test_it_reports_both_and_leaves_a_run_that_opens(effuse, finished):
     assert before["metrics"].keys() == after["metrics"].keys() and len(before["metrics"]) > 0
     assert (out / "samples" / "before.png").exists() and (out / "samples" / "after.png").exists()
     assert json.loads((out / "prune.json").read_text()) == report
+    was, now = (json.loads((folder / "result.json").read_text())["figures"] for folder in (finished, out))
+    left = {"parameters_m": after["parameters"] / 1e6, "gmacs": after["layer_macs"] / 1e9}
+    assert now == was | left and was["symmetric_cost"] > 0, "what was sent remains sent"
+    assert (was["parameters_m"], was["gmacs"]) == (before["parameters"] / 1e6, before["layer_macs"] / 1e9)
     assert len(small.sample(3).pixels) == 3
     assert "plain diffusers does not" in effuse(f"resume {out} --json").json["pruned"]
     assert "pruned after training" in effuse(f"resume {out}").out

@@ -8,7 +8,8 @@ import pytest
 import torch
 from toy import ADAM, ToyUnet, toy_recipe
 
-from effuse.algorithms.feddiffuse import UDec
+from effuse.algorithms.feddiffuse import UDec, ULatDec
+from effuse.algorithms.localonly import Begun, LocalOnly
 from effuse.core.machine import Eager
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.recipe import Evaluate
@@ -17,7 +18,10 @@ from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.check import check
 from effuse.engines.driver import run
-from effuse.engines.evaluation import in_turn, shares_of
+from effuse.engines.evaluation import evaluate_run, in_turn, shares_of
+from effuse.engines.folder import RunFolder
+from effuse.engines.rounds import weights_digest
+from effuse.engines.save import load
 from effuse.models.unet import DigitsUnet
 
 
@@ -90,6 +94,33 @@ def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
     assert found["bright_pooled"]["protocol"] == {"generated": 6, "clients": 3} and found.keys() == {"bright_pooled"}
     sent = json.loads((tmp_path / "run" / "ledger.json").read_text())["evaluation"]
     assert check(recipe)["traffic"]["evaluation"]["bytes"] == sent["bytes"]
+
+
+def test_who_never_trained_is_not_looked_at(tmp_path):
+    """One of three clients takes part: all six images of the pool are its own, in the run and looked at again; the check knows."""
+    for algorithm in (UDec(local=ADAM, cohort=1), ULatDec(local=ADAM, cohort=1)):
+        path = tmp_path / algorithm.name
+        evaluate = Evaluate(grid=2, metrics=(ToyBrightness(n=6),))
+        recipe = toy_recipe(algorithm=algorithm, rounds=1, evaluate=evaluate, sampler=Ancestral(batch=6))
+        result = run(recipe, path)
+        [k] = RunFolder(path).load_checkpoint().server.met
+        assert [p.name for p in (path / "samples").iterdir()] == [f"round-00001-client-{k}.png"]
+        found = result["metrics"]
+        assert found["bright_pooled"]["protocol"] == {"generated": 6, "clients": 1}
+        assert found["bright"]["clients"] == [found["bright_pooled"]["value"]]
+        own = load(path, client=k).model.params.digest()
+        assert result["weights_sha256"] == weights_digest(load(path).model, [own])
+        sent = json.loads((path / "ledger.json").read_text())["evaluation"]
+        assert check(recipe)["traffic"]["evaluation"]["bytes"] == sent["bytes"]
+        assert evaluate_run(path, [])["bright_pooled"]["protocol"]["clients"] == 1
+
+
+def test_a_lone_site_whose_answers_are_lost_is_not_looked_at():
+    """Three sites, of which two have answered."""
+    algorithm = LocalOnly(local=ADAM)
+    assert [*algorithm.owners(Begun(None, met=(0, 2)), range(3))] == [0, 2]
+    recipe = toy_recipe(algorithm=algorithm, evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),)))
+    assert shares_of(recipe, 2) == (3, 6) and shares_of(recipe, 0) == (6, 6), "of nobody, nobody draws them"
 
 
 def test_clients_draw_whole_turns_of_the_classes():

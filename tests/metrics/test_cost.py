@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
+from toy import ToyUnet
 
 from effuse.core.data import Shape
 from effuse.core.model import Arch
@@ -64,6 +65,13 @@ def test_the_published_cifar_network() -> None:
     counted = macs_by_operation(arch)
     assert macs(arch) == sum(counted.values())
     assert abs(macs(arch) - counted["bmm"] - 6.0655e9) < 0.002 * 6.0655e9
+
+
+def test_macs_up_to_the_features() -> None:
+    """16 pixels: 36 products and 4 biases each, then 16 and 4, are 960; the last layer has 36 and 1 more: 1552."""
+    arch = ToyUnet().resolved(Shape(4, 1, 2))
+    assert (layer_macs(arch, "features"), layer_macs(arch)) == (16 * 40 + 16 * 20, 1552)
+    assert (macs(arch, "features"), macs(arch)) == (16 * 36 + 16 * 16, 16 * 36 + 16 * 16 + 16 * 36)
 
 
 def test_macs_by_layer() -> None:

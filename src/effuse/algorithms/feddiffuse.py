@@ -95,6 +95,9 @@ class Full(FedAvg, name="feddiffuse_full"):
         client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
         return Report({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
 
+    def owners(self, server: Acquainted, clients: Sequence[int]) -> Sequence[int]:
+        return [k for k in clients if k in server.met]
+
     def own(self, client: Client, model: Model) -> Model:
         kept = {k: t for part in PARTS if part in client.state for k, t in client.state[part].items()}
         return dataclasses.replace(model, params=Params({**model.params, **kept}))

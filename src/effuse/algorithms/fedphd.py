@@ -32,6 +32,9 @@ class Edge:
 
     counts: tuple[float, ...]  # n_e q_e: images of each class behind its model
     theta: Model | None = None  # None until it is sent the cycle's model
+    trained: bool = (
+        False  # whether theta holds clients' work of this cycle; told histograms may be nought although they came
+    )
     waiting: Model | None = None  # the mean of what came in since it last aggregated
     weight: float = 0.0  # of that
     waiting_counts: tuple[float, ...] = ()
@@ -184,7 +187,7 @@ class FedPhD(Algorithm, name="fedphd"):
         fed.note(edges={str(n): e for n, e in at.items()}, n_e=n_e, mu_e=mu_e)
         if r % self.r_g:
             return dataclasses.replace(server, edges=tuple(edges))
-        return self._in_the_cloud(server, fed, r, {e: edges[e] for e in here if sum(edges[e].counts) > 0})
+        return self._in_the_cloud(server, fed, r, {e: edges[e] for e in here if edges[e].trained})
 
     def _chosen(
         self, server: Tree, fed: Federation, cohort: Sequence[int], here: Sequence[int]
@@ -224,7 +227,7 @@ class FedPhD(Algorithm, name="fedphd"):
         if edge.waiting is None:
             return edge
         counts = tuple(x + y for x, y in zip(edge.counts, edge.waiting_counts))
-        return Edge(counts, theta=edge.waiting)
+        return Edge(counts, theta=edge.waiting, trained=True)
 
     def _in_the_cloud(self, server: Tree, fed: Federation, r: int, edges: Mapping[int, Edge]) -> Tree:
         """Eqs. 21 and 22; then pruning, when its time has come; then every edge starts anew."""

@@ -1,5 +1,7 @@
 """LocalOnly: each site alone, with the same total steps: is joining worth it?"""
 
+from collections.abc import Sequence
+
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.federation import Federation
 from effuse.core.model import Model
@@ -49,6 +51,9 @@ class LocalOnly(Algorithm):
         if fit.average is not None:
             client.state["average"] = fit.average
         return Progress(float(client.size), fit.loss)
+
+    def owners(self, server: Begun, clients: Sequence[int]) -> Sequence[int]:
+        return [k for k in clients if k in server.met]
 
     @property
     def averages(self) -> bool:

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from effuse.core.errors import FederationError, WireError
@@ -122,6 +122,10 @@ class Algorithm(Spec, ABC):
     def images(self, server: Server) -> Images | None:
         """Synthetic images that the server keeps; they are measured beside the model's own when a run ends."""
         return None
+
+    def owners(self, server: Server, clients: Sequence[int]) -> Sequence[int]:
+        """The clients that have trained a personal model by now; those that have not would be looked at untrained."""
+        return clients
 
     def own(self, client: Client, model: Model) -> Model:
         """A client's personal model, given the global one."""

@@ -49,7 +49,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "macs_frozen": recipe.algorithm.frozen and recipe.algorithm.frozen * macs(recipe.model, "features"),
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
-        "figures": figures(left, ledger),
+        "figures": figures(left, recipe.algorithm, ledger["costs"]),
         "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
         "privacy": recipe.algorithm.spent(server),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
@@ -77,12 +77,13 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
-    _, n = shares_of(recipe, len(fed.clients))
+    owners = recipe.algorithm.owners(done.server, fed.clients)
+    _, n = shares_of(recipe, len(owners))
     model = recipe.algorithm.deliver(done.server)
     with fed.evaluating():
         for average in (False, True) if recipe.algorithm.averages else (False,):
             asked = {"model": model, "n": n, "sampler": recipe.sampler, "average": average}
-            for _ in fed.ask(recipe.algorithm.draw, fed.clients, **asked):
+            for _ in fed.ask(recipe.algorithm.draw, owners, **asked):
                 pass
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from effuse.core.algorithm import Server
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError
 from effuse.core.federation import EVALUATION_T, Federation
@@ -88,17 +89,18 @@ class Evaluator:
         return tuple(replace(m, n=min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
 
     def look_at_clients(
-        self, fed: Federation, model: Model, pictures: Path, average: bool = False
+        self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
     ) -> tuple[dict[str, Any], list[str]]:
-        """Metrics of every client's personal model (mean and spread), of equal shares pooled, and the models' digests."""
-        share, n = shares_of(self.recipe, len(fed.clients))
+        """Metrics of every personal model (mean and spread), of equal shares pooled, and the models' digests."""
+        owners = fed.algorithm.owners(server, fed.clients)
+        share, n = shares_of(self.recipe, len(owners))
         grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
         digests: list[str] = []
         each: list[dict[str, Measurement]] = []
         shares: list[Images] = []
         with fed.evaluating():
             asked = {"model": model, "n": n, "sampler": self.recipe.sampler, "average": average}
-            for client, drawn in fed.ask(fed.algorithm.draw, fed.clients, **asked):
+            for client, drawn in fed.ask(fed.algorithm.draw, owners, **asked):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
                     each += [self.measure(drawn.images, None)] if alone else []
@@ -135,7 +137,7 @@ def wanted_samples(recipe: Recipe) -> int:
 def shares_of(recipe: Recipe, clients: int) -> tuple[int, int]:
     """Of each client that owns its model: the images that go into the pool, and those that it draws."""
     wanted, arch = wanted_samples(recipe), recipe.model
-    share = -(-wanted // clients)
+    share = -(-wanted // max(1, clients))  # nobody, as long as no answer has come
     if recipe.evaluate.personal == "each":
         return share, wanted
     classes = arch.shape.classes if arch.conditional else 1  # in whole turns, so that the shares together are of all alike
@@ -160,15 +162,15 @@ def _taker(images: Images | None) -> Callable[[int], Images]:
     return take
 
 
-def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> Federation:
-    """A finished run's clients with the states that they ended with."""
+def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> tuple[Federation, Server]:
+    """A finished run's clients with the states that they ended with, and the server's."""
     ended = RunFolder(run).load_checkpoint()
     if ended is None:
         raise RunError(f"{run} has no checkpoint, so its clients' models are lost; run it again")
     options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire, "snapshots": on_disk(run)}
     fed = Simulator(recipe.algorithm, recipe.shards(train), machine, **options)
     fed.snapshots, fed.durable = dict(ended.snapshots), dict(ended.snapshots)
-    return fed
+    return fed, ended.server
 
 
 def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: str = "auto") -> dict[str, Any]:
@@ -183,7 +185,7 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
     if recipe.algorithm.personal:
-        found, _ = evaluator.look_at_clients(_clients(run, recipe, train, machine), model, picture)
+        found, _ = evaluator.look_at_clients(*_clients(run, recipe, train, machine), model, picture)
     else:
         found = evaluator.look(model, picture)
     blob = json.dumps({"settings": settings, "ema": ema, "metrics": found}, indent=2) + "\n"

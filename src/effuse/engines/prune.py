@@ -16,7 +16,7 @@ from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
 from effuse.engines.folder import RunFolder
 from effuse.engines.refusals import refuse_evaluation, refuse_model
-from effuse.engines.rounds import weights_digest
+from effuse.engines.rounds import figures, weights_digest
 from effuse.engines.save import load, save_model
 from effuse.metrics.cost import layer_macs, macs
 from effuse.pruning.prune import Criterion, prune
@@ -53,6 +53,8 @@ def prune_run(
         folder.write_json("prune.json", report)
         result = RunFolder(run).read_result()
         changed = {"weights_sha256": weights_digest(less, []), "metrics": after["metrics"], "parameters": less.params.numel}
+        # what the traffic cost remains: the wider network was sent
+        changed["figures"] = result.get("figures", {}) | figures(less, recipe.algorithm, {})
         folder.write_json("result.json", result | changed | {"pruned": PRUNED})
     return report
 

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.algorithm import FEDERATE, Algorithm, Server
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
@@ -136,7 +136,7 @@ class Run:
             if done.look:
                 self.observer.phase("evaluating")
                 with span("evaluate"):
-                    self.metrics = self._evaluate(model, done.federated)
+                    self.metrics = self._evaluate(server, done.federated)
                     if done.over:
                         self.metrics |= self._evaluate_images(server)
                 record["metrics"] = {name: m["value"] for name, m in self.metrics.items()}
@@ -158,7 +158,7 @@ class Run:
         if self.unseen:
             self.observer.phase("evaluating")
             with span("evaluate"):
-                self.metrics = self._evaluate(algorithm.deliver(server), federated) | self._evaluate_images(server)
+                self.metrics = self._evaluate(server, federated) | self._evaluate_images(server)
         with span("checkpoint"):
             return self._finish(server, federated)
 
@@ -223,12 +223,14 @@ class Run:
             torch.cuda.reset_peak_memory_stats()
         return record | ({"noted": self.fed.noted} if self.fed.noted else {})
 
-    def _evaluate(self, model: Model, federated: int) -> dict[str, Any]:
+    def _evaluate(self, server: Server, federated: int) -> dict[str, Any]:
+        model = self.recipe.algorithm.deliver(server)
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
         if self.recipe.algorithm.personal:
-            found, self.digests = self.evaluator.look_at_clients(self.fed, model, picture)
+            found, self.digests = self.evaluator.look_at_clients(self.fed, server, model, picture)
             if self.recipe.algorithm.averages:
-                smooth, _ = self.evaluator.look_at_clients(self.fed, model, picture.with_stem(f"{picture.stem}-ema"), True)
+                smoothed = picture.with_stem(f"{picture.stem}-ema")
+                smooth, _ = self.evaluator.look_at_clients(self.fed, server, model, smoothed, True)
                 found |= {f"{name}_ema": m for name, m in smooth.items()}
             return found
         found = self.evaluator.look(model, picture)
@@ -287,7 +289,7 @@ class Run:
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
-            "figures": figures(model, ledger),
+            "figures": figures(model, self.recipe.algorithm, ledger["costs"]),
             "images": images,
             "seconds": self.seconds + time.monotonic(),
             "round_seconds": seconds,  # without preparation and evaluation: what methods are compared by
@@ -303,15 +305,15 @@ class Run:
         return result
 
 
-def figures(model: Model, ledger: dict[str, Any]) -> dict[str, float]:
+def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> dict[str, float]:
     """What tables print of a network and its traffic: parameters in millions, costs weighted by distance; of a U-Net, which may have
-    been pruned on the way, also multiply-adds in billions."""
-    counted = {"gmacs": layer_macs(model.arch) / 1e9} if hasattr(model.arch, "cut") else {}
-    return {
-        "parameters_m": model.params.numel / 1e6,
-        **counted,
-        **{f"{name}_cost": c for name, c in ledger["costs"].items()},
-    }
+    been pruned on the way, also multiply-adds in billions, and those of frozen networks that every training image passes."""
+    counted = {}
+    if hasattr(model.arch, "cut"):
+        counted["gmacs"] = layer_macs(model.arch) / 1e9
+        if algorithm.frozen:
+            counted["gmacs_frozen"] = algorithm.frozen * layer_macs(model.arch, "features") / 1e9
+    return {"parameters_m": model.params.numel / 1e6, **counted, **{f"{name}_cost": c for name, c in costs.items()}}
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:

@@ -1,7 +1,6 @@
 """What a network costs: parameters, multiply-accumulates and activations, counted on shapes without numbers."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,12 +30,12 @@ def macs_by_operation(arch: Arch, give: Give = "output") -> dict[str, int]:
     """The same by torch's operations, since published counts often leave attention's products (`bmm`) out."""
     net = _hollow(arch)
     with FlopCounterMode(display=False) as counter:
-        _forward(arch, net, {} if give == "output" else {"give": give})
+        _forward(arch, net, give)
     # torch counts a multiplication and an addition as two
     return {str(op).removeprefix("aten."): flops // 2 for op, flops in counter.get_flop_counts()["Global"].items()}
 
 
-def layer_macs(arch: Arch) -> int:
+def layer_macs(arch: Arch, give: Give = "output") -> int:
     """Multiply-accumulates as the pruning literature counts them, layer by layer: one addition for every biased output, two
     operations for every normalised value, and nothing for attention's products, which no layer owns."""
     total = 0
@@ -50,7 +49,7 @@ def layer_macs(arch: Arch) -> int:
         elif isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._BatchNorm)):
             total += 2 * output.numel()
 
-    _hooked(arch, add)
+    _hooked(arch, add, give)
     return total
 
 
@@ -66,13 +65,13 @@ def activation_bytes(arch: Arch) -> int:
     return total
 
 
-def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]) -> None:
+def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None], give: Give = "output") -> None:
     """Show every layer of a forward pass, with what goes in and what comes out."""
     net = _hollow(arch)
     for module in net.modules():
         if not any(module.children()):
             module.register_forward_hook(look)
-    _forward(arch, net)
+    _forward(arch, net, give)
 
 
 def _hollow(arch: Arch) -> nn.Module:
@@ -81,8 +80,9 @@ def _hollow(arch: Arch) -> nn.Module:
 
 
 @torch.no_grad()
-def _forward(arch: Arch, net: nn.Module, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+def _forward(arch: Arch, net: nn.Module, give: Give) -> None:
     side, channels, _ = arch.shape
+    options: dict[str, Any] = {} if give == "output" else {"give": give}
     with torch.device("meta"):
         x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
         if arch.parts:  # a U-Net: image, time step, label
