@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from effuse.engines.folder import RunFolder
 
 FIXED = ("cell", "round", "phase", "images", "loss", "seconds", "bytes")
+COLOURS, STYLES = 10, ("-", "--", ":", "-.")
 Row = dict[str, Any]
 
 
@@ -47,10 +48,10 @@ def write(rows: list[Row], file: TextIO) -> None:
 
 
 def curves(rows: list[Row], metric: str) -> Iterator[tuple[str, list[int], list[float]]]:
-    """Of every cell that has the metric: the rounds after which it was looked at, and what was seen."""
+    """Of every cell that was looked at more than once: the rounds after which it was, and what was seen."""
     for cell in dict.fromkeys(row["cell"] for row in rows):
         seen = [(row["round"], row[metric]) for row in rows if row["cell"] == cell and row.get(metric) is not None]
-        if seen:
+        if len(seen) > 1:
             yield cell, *map(list, zip(*seen))
 
 
@@ -59,8 +60,10 @@ def draw(rows: list[Row], metric: str, file: Path) -> None:
 
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.subplots()
-    for cell, rounds, values in curves(rows, metric):
-        axes.plot(rounds, values, marker="o", markersize=3, label=cell)
+    for i, (cell, rounds, values) in enumerate(curves(rows, metric)):
+        axes.plot(
+            rounds, values, STYLES[i // COLOURS % len(STYLES)], color=f"C{i % COLOURS}", marker="o", markersize=3, label=cell
+        )
     axes.set(xlabel="federated rounds", ylabel=metric, yscale="log")
     axes.legend(fontsize="small")
     figure.savefig(file)
@@ -78,9 +81,7 @@ def main() -> None:
         sys.exit(f"{asked.folder}: no run in it has a round; name the folder that `effuse reproduce` wrote")
     if asked.png and not any(curves(rows, asked.metric)):
         known = sorted({name for row in rows for name in row} - set(FIXED))
-        sys.exit(
-            f"--metric {asked.metric}: no run has it; choose from {', '.join(known) or 'none, for nothing was measured'}"
-        )
+        sys.exit(f"--metric {asked.metric}: no run was looked at twice by it; there are {', '.join(known) or 'no metrics'}")
     if asked.csv:
         with open(asked.csv, "w") as file:
             write(rows, file)

@@ -53,8 +53,12 @@ def test_sums_and_metrics(tmp_path):
         ["b", "1", "federate", "20", "0.5", "1.0", "14", "", ""],
         ["b", "2", "federate", "30", "0.5", "1.5", "21", "9.0", "0.1"],
     ]
-    drawn = list(curves.curves(curves.rows_in(tmp_path), "fid"))
-    assert drawn == [("a", [1], [20.0]), ("b", [2], [9.0])]
+
+
+def test_a_curve_has_two_points_or_more(tmp_path):
+    written(tmp_path / "a", line(1, metrics={"fid": 20.0}), line(2))
+    written(tmp_path / "b", line(1), line(2, metrics={"fid": 9.0}), line(2, "correction", metrics={"fid": 8.0}))
+    assert list(curves.curves(curves.rows_in(tmp_path), "fid")) == [("b", [2, 2], [9.0, 8.0])]
 
 
 def test_a_cell_that_took_over_a_training_has_its_result(tmp_path):
@@ -87,7 +91,10 @@ def test_the_curves_of_real_runs(tmp_path):
 
 @pytest.mark.parametrize(
     ("lines", "words"),
-    [((), "no run in it has a round"), ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run has it; choose from mix")],
+    [
+        ((), "no run in it has a round"),
+        ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run was looked at twice by it; there are mix"),
+    ],
 )
 def test_what_cannot_be_drawn_is_told(tmp_path, lines, words):
     written(tmp_path / "runs" / "a", *lines)
