@@ -252,6 +252,17 @@ def test_when_it_is_pruned():
     assert len(report["warnings"]) == 2
 
 
+def test_the_servers_average_is_over_models_that_the_cloud_made(tmp_path):
+    """r_g = 2, four rounds, decay 1/2: the models of rounds 2 and 4 weigh 1 and 2 of 3; those between are not counted again."""
+    local = FedPhD(local=HALF_STEP, edges=1, cohort=None, r_g=2, variant="none")
+    first, second = (trained(one_weight_recipe(local, rounds=n), tmp_path / str(n)) for n in (2, 4))
+    trained(one_weight_recipe(local, rounds=4, ema=0.5), tmp_path / "averaged")
+    assert first != second
+    assert load(tmp_path / "averaged", ema=True).model.params["w"].item() == pytest.approx((first + 2 * second) / 3)
+    trained(one_weight_recipe(local, rounds=1, ema=0.5), tmp_path / "none")
+    assert load(tmp_path / "none", ema=True).model.params["w"].item() == 0.0, "the cloud has made none yet"
+
+
 @pytest.mark.parametrize(
     ("variant", "rounds", "left"), [("none", 2, 97), ("os", 1, 45), ("sparse", 1, 97), ("sparse", 2, 45)]
 )

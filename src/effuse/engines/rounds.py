@@ -118,20 +118,20 @@ class Run:
         self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, traffic)
         checked, spent = time.monotonic(), 0.0
         started, trained, evaluated = time.monotonic(), 0, 0
-        arch = algorithm.deliver(server).arch
+        last = algorithm.deliver(server)
         for done in played(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
-            if model.arch != arch:  # the network was cut: what was kept of the wider one only fills memory
+            if model.arch != last.arch:  # the network was cut: what was kept of the wider one only fills memory
                 for machine in self.machines:
-                    machine.forget(arch)
-                arch = model.arch
+                    machine.forget(last.arch)
             with span("aggregate"):
                 if not model.params.finite():
                     raise TrainingError(
                         f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
                     )
                 if done.federated:  # not over what came before federation
-                    self.ema = self._averaged(server, model)
+                    self.ema = self._averaged(server, model, new=model is not last)
+            last = model
             record = self._record(done, trained, evaluated, time.monotonic() - started)
             if done.look:
                 self.observer.phase("evaluating")
@@ -193,14 +193,16 @@ class Run:
                 f"{kind.__name__}; finish it with the version of effuse that began it, or start a new run"
             )
 
-    def _averaged(self, server: Server, model: Model) -> Model | None:
+    def _averaged(self, server: Server, model: Model, new: bool) -> Model | None:
         decay = self.recipe.ema
         if decay is None:
             own = self.recipe.algorithm.average(server)
             return None if own is None else model.holding(own)
         if self.ema is None or self.ema.arch != model.arch:
-            self.averaged = 1
+            self.averaged = int(new)  # what nobody has trained yet gives way to the first that is
             return model  # also restarted when the network was cut
+        if not new:  # a cloud may renew its model in some rounds only
+            return self.ema
         self.averaged += 1
         # after n models, weights in proportion to decay^(n - i): the first one is no heavier than its age
         return self.ema.lerp(model, (1 - decay) / (1 - decay**self.averaged))
