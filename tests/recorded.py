@@ -1,12 +1,13 @@
 """Whole runs on recorded steps beside eager ones: what both are made of, and what is compared."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 from toy import ToyUnet, toy_recipe
 
-from effuse.core.captured import TrainingStep, step_key
+from effuse.core.captured import TrainingStep
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.drawing import Evaluation
 from effuse.core.recipe import Evaluate
@@ -59,12 +60,19 @@ def assert_alike(ours, theirs):
     assert (ours[3] - theirs[3]).norm() < 1e-3 * theirs[3].norm()
 
 
+OF_A_FIT = ("lr", "epochs", "steps", "schedule", "state")  # what a solver may change without another recording
+
+
 def noted_recordings(patch) -> list:
-    """Notes the machine and the key of every recording that is made from now on."""
+    """Notes of every recording that is made from now on for which machine and for what, said without the key that the code uses."""
     found, step, evaluation = [], TrainingStep.__init__, Evaluation.__init__
 
     def begin_step(self, machine, arch, work, frozen):
-        found.append((machine, step_key(arch, work, frozen)))
+        solver = tuple(
+            (f.name, getattr(work.solver, f.name)) for f in dataclasses.fields(work.solver) if f.name not in OF_A_FIT
+        )
+        added = (work.loss, work.direction, tuple(sorted(work.given)), work.rho is None, work.gradient, frozen)
+        found.append((machine, arch, type(work.solver), solver, added, work.shard.dataset.flip))
         step(self, machine, arch, work, frozen)
 
     def begin_evaluation(self, machine, arch, x, labels):
