@@ -81,6 +81,10 @@ def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, 
     warning = "scale smoke: ours are not comparable with the printed numbers"
     for words in ("Toys", "missing", "39 ± 4", warning, "± over clients", "here", "MB sent"):
         assert words in second.out
+    monkeypatch.delenv("COLUMNS", raising=False)
+    written = effuse("reproduce toy.table --scale smoke --out here --show").out
+    lines = [line.split() for line in written.splitlines()]
+    assert ["method", "clients", "printed", "ours", "kid_classifier_pooled", "MB", "sent", "s"] in lines, "a file folds no column"
     shown = effuse("reproduce toy.table --scale smoke --out here --show --json").json
     assert began == ["full-2"] and list(states(shown).values()) == ["done", "missing", "done", "missing"]
 

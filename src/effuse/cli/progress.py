@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +39,11 @@ def duration(seconds: float) -> str:
 
 
 def console() -> Console:
-    """A console that shows text as it is: a list such as [fid()] is not markup."""
-    return Console(markup=False, emoji=False, highlight=False)
+    """A console that shows text as it is: a list such as [fid()] is not markup, and a file has no right margin."""
+    page = Console(markup=False, emoji=False, highlight=False)
+    if not page.is_terminal and "COLUMNS" not in os.environ:
+        page.width = 1000
+    return page
 
 
 @contextlib.contextmanager

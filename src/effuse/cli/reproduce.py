@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table as Page
 
 from effuse.cli import Interrupted, app
@@ -76,7 +77,7 @@ def reproduce(
 def show_table(report: dict[str, Any]) -> None:
     """Every cell, those that were not run included."""
     rows = report["cells"]
-    page = Page(title=report["title"], title_justify="left")
+    page = _page(report["title"])
     also = list(dict.fromkeys(metric for row in rows for metric in row["also"]))
     metrics = dict.fromkeys(row["metric"] for row in rows)
     for label in rows[0]["labels"]:
@@ -107,9 +108,13 @@ def show_table(report: dict[str, Any]) -> None:
     console().print(f"runs and table.json are in {report['out']}", soft_wrap=True)
 
 
+def _page(title: str) -> Page:
+    return Page(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)  # many columns, and terminals are narrow
+
+
 def _means(means: list[dict[str, Any]]) -> Page:
     """The cells that repeat each other, as one."""
-    page = Page(title="mean ± standard deviation", title_justify="left")
+    page = _page("mean ± standard deviation")
     for label in means[0]["labels"]:
         page.add_column(label, no_wrap=True)
     also = list(dict.fromkeys(metric for row in means for metric in row["also"]))
@@ -124,7 +129,7 @@ def _means(means: list[dict[str, Any]]) -> Page:
 
 
 def _mean(row: dict[str, Any]) -> str:
-    return _number(row.get("mean")) + ("" if row.get("std") is None else f" ± {_number(row['std'])}")
+    return _number(row.get("mean")) + ("" if row.get("std") is None else f" ± {row['std']:.2g}")
 
 
 def _printed(row: dict[str, Any]) -> str:
