@@ -29,6 +29,7 @@ from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
 from effuse.metrics.cost import layer_macs
+from effuse.models.cut import Cuttable
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
 
@@ -296,7 +297,7 @@ class Run:
             "seconds": self.seconds + time.monotonic(),
             "round_seconds": seconds,  # without preparation and evaluation: what methods are compared by
         }
-        if model.arch != self.recipe.model and getattr(model.arch, "cut", ""):
+        if model.arch != self.recipe.model and isinstance(model.arch, Cuttable) and model.arch.cut:
             result["pruned"] = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
         if self.recipe.algorithm.personal:
             result["personal"] = (
@@ -311,7 +312,7 @@ def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> d
     """What tables print of a network and its traffic: parameters in millions, costs weighted by distance; of a U-Net, which may have
     been pruned on the way, also multiply-adds in billions, and those of frozen networks that every training image passes."""
     counted = {}
-    if hasattr(model.arch, "cut"):
+    if isinstance(model.arch, Cuttable):
         counted["gmacs"] = layer_macs(model.arch) / 1e9
         if algorithm.frozen:
             counted["gmacs_frozen"] = algorithm.frozen * layer_macs(model.arch, "features") / 1e9

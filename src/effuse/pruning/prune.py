@@ -11,7 +11,7 @@ from effuse.core.model import Arch, Model
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
 from effuse.core.spec import with_values
-from effuse.models.cut import depthwise, widths_of, written
+from effuse.models.cut import Cuttable, depthwise, widths_of, written
 from effuse.pruning.groups import OUT, Group, groups_of
 
 Criterion = Literal["norm", "random"]
@@ -32,7 +32,7 @@ def prune(model: Model, ratio: float, criterion: Criterion, stream: Stream) -> M
 @functools.lru_cache(maxsize=8)
 def cut(arch: Arch, ratio: float) -> Arch:
     """The architecture that is left; how many channels go depends on the ratio alone, and which of them does not matter here."""
-    if not hasattr(arch, "cut"):
+    if not isinstance(arch, Cuttable):
         raise ModelError(f"{arch.name} cannot be pruned: it has no key that says how its layers were cut; use a U-Net")
     net = _hollow(arch)
     widths = widths_of(net)
