@@ -1,14 +1,16 @@
 """What a network costs: parameters, multiply-accumulates and activations, counted on shapes without numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from effuse.core.model import Arch
+from effuse.core.algorithm import Algorithm
+from effuse.core.model import Arch, Model
 from effuse.core.task import Give
+from effuse.models.cut import Cuttable
 
 
 def parameters(arch: Arch) -> dict[str, int]:
@@ -63,6 +65,17 @@ def activation_bytes(arch: Arch) -> int:
 
     _hooked(arch, add)
     return total
+
+
+def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> dict[str, float]:
+    """What tables print of a network and its traffic: parameters in millions, costs weighted by distance; of a U-Net, which may have
+    been pruned on the way, also multiply-adds in billions, and those of frozen networks that every training image passes."""
+    counted = {}
+    if isinstance(model.arch, Cuttable):
+        counted["gmacs"] = layer_macs(model.arch) / 1e9
+        if algorithm.frozen:
+            counted["gmacs_frozen"] = algorithm.frozen * layer_macs(model.arch, "features") / 1e9
+    return {"parameters_m": model.params.numel / 1e6, **counted, **{f"{name}_cost": c for name, c in costs.items()}}
 
 
 def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None], give: Give = "output") -> None:
