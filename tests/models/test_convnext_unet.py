@@ -7,30 +7,21 @@ from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
 from effuse.core.model import Arch
 from effuse.core.spec import build, parse, text
+from effuse.metrics.cost import parameters
 from effuse.models.convnext_unet import ConvnextUnet, FullAttention, LinearAttention
 
 FASHION = Shape(28, 1, 10)
 
 
-def sizes(arch: Arch) -> dict[str, int]:
-    with torch.device("meta"):
-        net = arch.build()
-    counts: dict[str, int] = {}
-    for name, p in net.named_parameters():
-        counts[arch.part_of(name)] = counts.get(arch.part_of(name), 0) + p.numel()
-    return counts
-
-
 def test_parameter_oracle() -> None:
     """The paper's total: 1,280,642 + 999,376 + 716,297 = 2,996,315."""
-    counts = sizes(ConvnextUnet().resolved(FASHION))
-    assert counts == {"encoder": 1_280_642, "bottleneck": 999_376, "decoder": 716_297}
-    assert sum(counts.values()) == 2_996_315
+    counts = parameters(ConvnextUnet().resolved(FASHION))
+    assert counts == {"total": 2_996_315, "encoder": 1_280_642, "bottleneck": 999_376, "decoder": 716_297}
 
 
 def test_class_embedding_belongs_to_the_encoder() -> None:
     """Eleven embeddings of 4 x 28 values."""
-    assert sizes(ConvnextUnet(conditional=True).resolved(FASHION))["encoder"] == 1_280_642 + 11 * 112
+    assert parameters(ConvnextUnet(conditional=True).resolved(FASHION))["encoder"] == 1_280_642 + 11 * 112
 
 
 @pytest.mark.parametrize("shape", [Shape(8, 1, 2), Shape(12, 3, 4), Shape(20, 2, 5)])

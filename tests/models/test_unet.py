@@ -9,26 +9,17 @@ from effuse.core.errors import RecipeError
 from effuse.core.model import Arch
 from effuse.core.rng import Stream
 from effuse.core.spec import build, parse, text
+from effuse.metrics.cost import parameters
 from effuse.models.unet import CifarUnet, DigitsUnet, MnistUnet, Unet
 
 CIFAR, MNIST, DIGITS = Shape(32, 3, 10), Shape(28, 1, 10), Shape(8, 1, 10)
 TINY = Unet(side=8, channels=1, classes=3, widths=(8, 16), layers=1, attention=(4,), groups=4, conditional=True)
 
 
-def sizes(arch: Arch) -> dict[str, int]:
-    """Parameters per part; `part_of` refuses a parameter that is in none or in several."""
-    with torch.device("meta"):
-        net = arch.build()
-    counts: dict[str, int] = {}
-    for name, p in net.named_parameters():
-        counts[arch.part_of(name)] = counts.get(arch.part_of(name), 0) + p.numel()
-    return counts
-
-
 def test_cifar_network() -> None:
     """The DDPM paper's network: 10,523,008 + 2,888,704 + 22,334,595 = 35,746,307, of which 328,704 in the time MLP."""
     arch = CifarUnet().resolved(CIFAR)
-    assert sizes(arch) == {"encoder": 10_523_008, "bottleneck": 2_888_704, "decoder": 22_334_595}
+    assert parameters(arch) == {"total": 35_746_307, "encoder": 10_523_008, "bottleneck": 2_888_704, "decoder": 22_334_595}
     with torch.device("meta"):
         time = arch.build().time_embedding
     assert sum(p.numel() for p in time.parameters()) == 128 * 512 + 512 + 512 * 512 + 512 == 328_704
@@ -37,21 +28,21 @@ def test_cifar_network() -> None:
 def test_cifar_network_with_classes() -> None:
     """Eleven embeddings of 4 x 128 values, all in the encoder."""
     arch = CifarUnet(conditional=True).resolved(CIFAR)
-    assert sizes(arch)["encoder"] == 10_523_008 + 11 * 512
+    assert parameters(arch)["encoder"] == 10_523_008 + 11 * 512
 
 
 def test_attention_everywhere() -> None:
     """FedDDPM's networks: 38.71 M when every resolution attends."""
-    assert sum(sizes(Unet(attention=(32, 16, 8, 4)).resolved(CIFAR)).values()) == 38_714_627
+    assert parameters(Unet(attention=(32, 16, 8, 4)).resolved(CIFAR))["total"] == 38_714_627
 
 
 def test_mnist_network() -> None:
     """FedDDPM's networks: about 12.10 M, reached with attention in the middle only (no resolution has side 16)."""
-    assert sum(sizes(MnistUnet().resolved(MNIST)).values()) == 12_098_305
+    assert parameters(MnistUnet().resolved(MNIST))["total"] == 12_098_305
 
 
 def test_digits_network_is_small() -> None:
-    assert sum(sizes(DigitsUnet().resolved(DIGITS)).values()) < 1_000_000
+    assert parameters(DigitsUnet().resolved(DIGITS))["total"] < 1_000_000
 
 
 def test_cifar_multiply_accumulates() -> None:

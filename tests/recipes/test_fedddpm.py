@@ -219,7 +219,8 @@ def test_a_cells_partition_and_participation():
 def test_everybody_is_tuned_alike(tmp_path):
     """Three values each, or one more beyond the edge, one of them the method's own in the comparison, on a seed that is not in it, with the comparison's work a round."""
     reported = {plan.recipe.seed for plan in Reproduction(*find_table("fedddpm.comparison"), tmp_path).planned.values()}
-    plans = list(Reproduction(*find_table("fedddpm.tuning(rounds=20, warmup=5, rate=3e-4)"), tmp_path).planned.values())
+    table = find_table("fedddpm.tuning(rate=3e-4, size=resized(rounds=20, warmup=5))")
+    plans = list(Reproduction(*table, tmp_path).planned.values())
     for method, (knob, values) in KNOBS.items():
         found = [plan.recipe for plan in plans if plan.cell.labels["method"] == method]
         assert [value_at(r, knob) for r in found] == list(values) and len(values) in (3, 4)

@@ -16,7 +16,8 @@ from effuse.engines.reproduce import Reproduction, training
 from effuse.metrics.encoders import reference_rows
 from effuse.metrics.mix import ClassMix
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.feddiffuse import (
+from effuse.recipes.feddiffuse.methods import full
+from effuse.recipes.feddiffuse.tuning import (
     CHANGES,
     CHOOSING,
     CHOSEN,
@@ -24,7 +25,6 @@ from effuse.recipes.feddiffuse import (
     START,
     TUNED,
     centralised,
-    full,
     tuned,
     with_change,
 )

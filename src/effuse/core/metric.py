@@ -60,7 +60,6 @@ class Subject:
     samples: Callable[[int], Images]  # the first n samples of the evaluation's own stream; drawn once and shared
     predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
     cache: Path | None = None  # reference features and encoders live here between evaluations and runs
-    # what the metrics of one evaluation share: loaded encoders, features of the samples
     # networks and reference features; whoever evaluates several models shares it between their subjects
     memo: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     encoded: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)  # features of the samples

@@ -48,6 +48,18 @@ class Arch(Spec, ABC):
     def build(self) -> nn.Module:
         """The network with fresh parameters from torch's default generator."""
 
+    def hollow(self) -> nn.Module:
+        """The network as shapes without numbers, to be counted or traced."""
+        with torch.device("meta"):
+            return self.build().eval()
+
+    def example(self) -> tuple[Tensor | None, ...]:
+        """What such a network is called with: one image and, of a U-Net, a time step and perhaps a label."""
+        side, channels, _ = self.shape
+        with torch.device("meta"):
+            x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
+        return (x, one, one if self.conditional else None) if self.parts else (x,)
+
     def initial(self, stream: Stream) -> "Model":
         """The model that a run starts from."""
         with keyed(stream):

@@ -13,9 +13,9 @@ from effuse.engines.device import cpu_slots
 from effuse.engines.evaluation import shares_of
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
-from effuse.engines.rounds import Played, figures, played
+from effuse.engines.rounds import Played, played
 from effuse.engines.state import bytes_in
-from effuse.metrics.cost import activation_bytes, macs, parameters
+from effuse.metrics.cost import activation_bytes, figures, macs, parameters
 
 SMALLEST_SHARE = 10  # images below which a client is worth a warning
 

@@ -9,7 +9,7 @@ from effuse.core.recipe import Recipe
 from effuse.core.spec import text
 from effuse.engines import driver
 from effuse.engines.observer import Observer
-from effuse.engines.save import Loaded, load
+from effuse.engines.save import load
 from effuse.recipes import find_recipe
 
 __all__ = ["Finished", "load", "run"]
@@ -29,10 +29,6 @@ class Finished:
     @property
     def weights_sha256(self) -> str:
         return str(self.result["weights_sha256"])
-
-    def load(self, **options: Any) -> Loaded:
-        """The trained model."""
-        return load(self.path, **options)
 
 
 def run(

@@ -16,9 +16,9 @@ from effuse.engines.evaluation import Evaluator
 from effuse.engines.files import cache_folder
 from effuse.engines.folder import RunFolder
 from effuse.engines.refusals import refuse_evaluation, refuse_model
-from effuse.engines.rounds import figures, weights_digest
+from effuse.engines.rounds import weights_digest
 from effuse.engines.save import load, save_model
-from effuse.metrics.cost import layer_macs, macs
+from effuse.metrics.cost import figures, layer_macs, macs
 from effuse.pruning.prune import Criterion, prune
 
 PRUNED = "pruned after training; `effuse.load` opens model/, plain diffusers does not"

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from effuse.core.algorithm import FEDERATE, Algorithm, Server
+from effuse.core.algorithm import FEDERATE, Server
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
@@ -28,7 +28,8 @@ from effuse.engines.save import save_model
 from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
-from effuse.metrics.cost import layer_macs
+from effuse.metrics.cost import figures
+from effuse.models.cut import Cuttable
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
 
@@ -296,7 +297,7 @@ class Run:
             "seconds": self.seconds + time.monotonic(),
             "round_seconds": seconds,  # without preparation and evaluation: what methods are compared by
         }
-        if model.arch != self.recipe.model and getattr(model.arch, "cut", ""):
+        if model.arch != self.recipe.model and isinstance(model.arch, Cuttable) and model.arch.cut:
             result["pruned"] = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
         if self.recipe.algorithm.personal:
             result["personal"] = (
@@ -305,17 +306,6 @@ class Run:
         self.folder.write_json("result.json", result)
         self.observer.finished(result)
         return result
-
-
-def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> dict[str, float]:
-    """What tables print of a network and its traffic: parameters in millions, costs weighted by distance; of a U-Net, which may have
-    been pruned on the way, also multiply-adds in billions, and those of frozen networks that every training image passes."""
-    counted = {}
-    if hasattr(model.arch, "cut"):
-        counted["gmacs"] = layer_macs(model.arch) / 1e9
-        if algorithm.frozen:
-            counted["gmacs_frozen"] = algorithm.frozen * layer_macs(model.arch, "features") / 1e9
-    return {"parameters_m": model.params.numel / 1e6, **counted, **{f"{name}_cost": c for name, c in costs.items()}}
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:

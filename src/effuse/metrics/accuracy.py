@@ -6,7 +6,7 @@ from torch import Tensor
 from effuse.core.data import Split
 from effuse.core.errors import RecipeError
 from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
-from effuse.core.spec import spec, text
+from effuse.core.spec import spec
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, generated, reference
 
@@ -58,9 +58,7 @@ class ConditionalAccuracy(Metric):
         value = share_right(generated(subject, self.encoder, self.n).logits, labels)
         own = share_right(reference(subject, self.encoder, "test").logits, subject.test.labels)
         protocol: Protocol = {
-            "encoder": text(self.encoder),
-            "weights": self.encoder.identity(subject)[:16],
-            "preprocessing": self.encoder.preprocessing,
+            **self.encoder.protocol(subject),
             "classifier_accuracy": own,  # on held-out real images
             "reference": len(subject.test),
             "split": "test",

@@ -1,20 +1,22 @@
 """What a network costs: parameters, multiply-accumulates and activations, counted on shapes without numbers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from effuse.core.model import Arch
+from effuse.core.algorithm import Algorithm
+from effuse.core.model import Arch, Model
 from effuse.core.task import Give
+from effuse.models.cut import Cuttable
 
 
 def parameters(arch: Arch) -> dict[str, int]:
     """How many parameters the network has in all, and in each of its parts."""
     counts = {"total": 0} | {part: 0 for part in arch.parts}
-    for name, p in _hollow(arch).named_parameters():
+    for name, p in arch.hollow().named_parameters():
         counts["total"] += p.numel()
         if arch.parts:
             counts[arch.part_of(name)] += p.numel()
@@ -28,7 +30,7 @@ def macs(arch: Arch, give: Give = "output") -> int:
 
 def macs_by_operation(arch: Arch, give: Give = "output") -> dict[str, int]:
     """The same by torch's operations, since published counts often leave attention's products (`bmm`) out."""
-    net = _hollow(arch)
+    net = arch.hollow()
     with FlopCounterMode(display=False) as counter:
         _forward(arch, net, give)
     # torch counts a multiplication and an addition as two
@@ -65,27 +67,28 @@ def activation_bytes(arch: Arch) -> int:
     return total
 
 
+def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> dict[str, float]:
+    """What tables print of a network and its traffic: parameters in millions, costs weighted by distance; of a U-Net, which may have
+    been pruned on the way, also multiply-adds in billions, and those of frozen networks that every training image passes."""
+    counted = {}
+    if isinstance(model.arch, Cuttable):
+        counted["gmacs"] = layer_macs(model.arch) / 1e9
+        if algorithm.frozen:
+            counted["gmacs_frozen"] = algorithm.frozen * layer_macs(model.arch, "features") / 1e9
+    return {"parameters_m": model.params.numel / 1e6, **counted, **{f"{name}_cost": c for name, c in costs.items()}}
+
+
 def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None], give: Give = "output") -> None:
     """Show every layer of a forward pass, with what goes in and what comes out."""
-    net = _hollow(arch)
+    net = arch.hollow()
     for module in net.modules():
         if not any(module.children()):
             module.register_forward_hook(look)
     _forward(arch, net, give)
 
 
-def _hollow(arch: Arch) -> nn.Module:
-    with torch.device("meta"):
-        return arch.build().eval()
-
-
 @torch.no_grad()
 def _forward(arch: Arch, net: nn.Module, give: Give) -> None:
-    side, channels, _ = arch.shape
     options: dict[str, Any] = {} if give == "output" else {"give": give}
     with torch.device("meta"):
-        x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
-        if arch.parts:  # a U-Net: image, time step, label
-            net(x, one, one if arch.conditional else None, **options)
-        else:
-            net(x, **options)
+        net(*arch.example(), **options)

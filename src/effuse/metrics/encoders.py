@@ -13,7 +13,7 @@ from torch import Tensor
 
 from effuse.core.data import Split
 from effuse.core.errors import DataError, TrainingError
-from effuse.core.metric import Subject
+from effuse.core.metric import Protocol, Subject
 from effuse.core.rng import Stream
 from effuse.core.spec import Spec, spec, text
 from effuse.metrics.store import Key, kept, once
@@ -54,6 +54,10 @@ class Encoder(Spec, ABC):
     @abstractmethod
     def network(self, subject: Subject) -> Network:
         """The network on the subject's device, ready to use."""
+
+    def protocol(self, subject: Subject) -> Protocol:
+        """What every number that is measured on its features must say of it."""
+        return {"encoder": text(self), "weights": self.identity(subject)[:16], "preprocessing": self.preprocessing}
 
     def encode(self, images: Tensor, subject: Subject) -> Encoding:
         """Features of stored images, batch by batch."""

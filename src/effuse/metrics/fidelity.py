@@ -9,7 +9,7 @@ from torch import Tensor
 from effuse.core.data import Split
 from effuse.core.errors import RecipeError
 from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
-from effuse.core.spec import spec, text
+from effuse.core.spec import spec
 from effuse.metrics import distances
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, Inception, generated, reference, reference_key, reference_rows
@@ -63,9 +63,7 @@ class Fidelity(Metric, ABC):
 
     def protocol(self, subject: Subject) -> Protocol:
         return {
-            "encoder": text(self.encoder),
-            "weights": self.encoder.identity(subject)[:16],
-            "preprocessing": self.encoder.preprocessing,
+            **self.encoder.protocol(subject),
             "clipped": self.clipped,
             "generated": self.n,
             "split": self.split,
@@ -158,9 +156,7 @@ class InceptionScore(Metric):
         assert logits is not None  # the encoder has a head
         scores = distances.inception_scores(logits, self.splits)
         protocol: Protocol = {
-            "encoder": text(self.encoder),
-            "weights": self.encoder.identity(subject)[:16],
-            "preprocessing": self.encoder.preprocessing,
+            **self.encoder.protocol(subject),
             "classes": logits.shape[1],
             "generated": self.n,
             "splits": self.splits,

@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
-from effuse.core.spec import spec, text
+from effuse.core.spec import spec
 from effuse.metrics.accuracy import doubt, share_right
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, generated, reference
@@ -31,9 +31,7 @@ class ClassMix(Metric):
         ours, theirs = (_shares(some, len(names)) for some in (generated(subject, self.encoder, self.n).logits, real))
         own = share_right(real, subject.test.labels)
         protocol: Protocol = {
-            "encoder": text(self.encoder),
-            "weights": self.encoder.identity(subject)[:16],
-            "preprocessing": self.encoder.preprocessing,
+            **self.encoder.protocol(subject),
             "classifier_accuracy": own,
             "by_chance": _by_chance(theirs, self.n),  # what as many real images would show, on average
             "shares": _listed(names, ours),

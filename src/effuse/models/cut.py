@@ -1,7 +1,7 @@
 """Cut networks: an architecture whose layers have lost channels says so as text, and is built from the uncut one."""
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import Field
 from torch import nn
@@ -11,6 +11,14 @@ from effuse.core.errors import ModelError
 # 'conv_in:3>96 conv_norm_out:96>96': the channels that go in and come out, for every layer that is not as wide as it was
 Cut: TypeAlias = Annotated[str, Field(pattern=r"^([\w.]+:[1-9]\d*>[1-9]\d*( [\w.]+:[1-9]\d*>[1-9]\d*)*)?$")]
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+
+
+@runtime_checkable
+class Cuttable(Protocol):
+    """An architecture that can be pruned, since it says how its layers were cut."""
+
+    @property
+    def cut(self) -> Cut: ...
 
 
 class Width(NamedTuple):

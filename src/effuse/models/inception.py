@@ -17,8 +17,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from effuse.core.errors import DataError
 
 SIDE = 299
-FEATURES = 2048
-TAPS = (64, 192, 768, 2048)  # widths at which features can be read: after each max pool, before the last grid, at the end
 
 Pool = Callable[[Tensor], Tensor]
 Kernel = int | tuple[int, int]
@@ -165,7 +163,7 @@ def _grid8(inputs: int, pool: Pool) -> Mixed:
 
 
 class InceptionV3(nn.Module):
-    """Images of 299 x 299 x 3 in [-1, 1] to the features at one tap, averaged over the grid."""
+    """Images of 299 x 299 x 3 in [-1, 1] to 2048 features, averaged over the grid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,19 +184,15 @@ class InceptionV3(nn.Module):
         self.Mixed_7b = _grid8(1280, _average_pool)
         self.Mixed_7c = _grid8(2048, _maximum_pool)
 
-    def forward(self, x: Tensor, tap: int = FEATURES) -> Tensor:
-        stages: dict[int, tuple[Callable[[Tensor], Tensor], ...]] = {
-            64: (self.Conv2d_1a_3x3, self.Conv2d_2a_3x3, self.Conv2d_2b_3x3, _halving_pool),
-            192: (self.Conv2d_3b_1x1, self.Conv2d_4a_3x3, _halving_pool),
-            768: (self.Mixed_5b, self.Mixed_5c, self.Mixed_5d)
-            + (self.Mixed_6a, self.Mixed_6b, self.Mixed_6c, self.Mixed_6d, self.Mixed_6e),
-            2048: (self.Mixed_7a, self.Mixed_7b, self.Mixed_7c),
-        }
-        for width, layers in stages.items():
-            for layer in layers:
-                x = layer(x)
-            if width == tap:
-                break
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (
+            self.Conv2d_1a_3x3, self.Conv2d_2a_3x3, self.Conv2d_2b_3x3, _halving_pool,
+            self.Conv2d_3b_1x1, self.Conv2d_4a_3x3, _halving_pool,
+            self.Mixed_5b, self.Mixed_5c, self.Mixed_5d,
+            self.Mixed_6a, self.Mixed_6b, self.Mixed_6c, self.Mixed_6d, self.Mixed_6e,
+            self.Mixed_7a, self.Mixed_7b, self.Mixed_7c,
+        ):  # fmt: skip
+            x = layer(x)
         return x.mean(dim=(2, 3))
 
 

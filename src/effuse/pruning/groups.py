@@ -62,10 +62,9 @@ def groups_of(arch: Arch) -> tuple[Group, ...]:
     """Every group of a network, found on shapes without numbers."""
     import torch_pruning
 
-    with torch.device("meta"):
-        net = arch.build().eval()
+    net = arch.hollow()
     with TRACING:
-        graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=example(arch))
+        graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=arch.example())
     names = {module: name for name, module in net.named_modules()}
     found: list[Group] = []
     seen: set[str] = set()
@@ -112,11 +111,3 @@ def _group(net: nn.Module, name: str, slots: list[Slot]) -> Group:
 
 def _fixed(arch: Arch, name: str) -> bool:
     return any(name == end or name.endswith("." + end) for end in arch.uncut)
-
-
-def example(arch: Arch) -> tuple[Tensor | None, ...]:
-    """One image, a time step and perhaps a label, without numbers."""
-    side, channels, _ = arch.shape
-    with torch.device("meta"):
-        x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
-    return (x, one, one if arch.conditional else None) if arch.parts else (x,)

@@ -11,7 +11,7 @@ from effuse.core.model import Arch, Model
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
 from effuse.core.spec import with_values
-from effuse.models.cut import depthwise, widths_of, written
+from effuse.models.cut import Cuttable, depthwise, widths_of, written
 from effuse.pruning.groups import OUT, Group, groups_of
 
 Criterion = Literal["norm", "random"]
@@ -21,9 +21,9 @@ def prune(model: Model, ratio: float, criterion: Criterion, stream: Stream) -> M
     """Remove the given share of channels from every group, those of the smallest norm or any."""
     arch = cut(model.arch, ratio)
     if model.params.hollow:
-        net = _hollow(arch)
+        net = arch.hollow()
         return Model(arch, Params.of(net), Buffers.of(net))
-    net, params = _hollow(model.arch), dict(model.params)
+    net, params = model.arch.hollow(), dict(model.params)
     for name, axis, kept in _kept(model, net, ratio, criterion, stream):
         params[name] = params[name].index_select(axis, kept.to(params[name].device))
     return Model(arch, Params({k: t.contiguous() for k, t in params.items()}), model.buffers)
@@ -32,9 +32,9 @@ def prune(model: Model, ratio: float, criterion: Criterion, stream: Stream) -> M
 @functools.lru_cache(maxsize=8)
 def cut(arch: Arch, ratio: float) -> Arch:
     """The architecture that is left; how many channels go depends on the ratio alone, and which of them does not matter here."""
-    if not hasattr(arch, "cut"):
+    if not isinstance(arch, Cuttable):
         raise ModelError(f"{arch.name} cannot be pruned: it has no key that says how its layers were cut; use a U-Net")
-    net = _hollow(arch)
+    net = arch.hollow()
     widths = widths_of(net)
     for group in groups_of(arch):
         lost = group.channels - group.blocks * group.keeps(ratio)
@@ -45,7 +45,7 @@ def cut(arch: Arch, ratio: float) -> Arch:
             both = isinstance(layer, nn.GroupNorm) or depthwise(layer)  # what comes out is what went in
             into = width.into - less if both or slot.side != OUT else width.into
             widths[slot.layer] = type(width)(into, width.out - less if both or slot.side == OUT else width.out)
-    return with_values(arch, "model", cut=written(widths, widths_of(_hollow(with_values(arch, "model", cut="")))))
+    return with_values(arch, "model", cut=written(widths, widths_of(with_values(arch, "model", cut="").hollow())))
 
 
 @functools.lru_cache(maxsize=2)  # every client asks for the same
@@ -54,7 +54,7 @@ def group_weights(arch: Arch, strength: float) -> Params:
 
     Q is the mean distance of the group's layers from the middle one, at least 1; layers are counted from encoder to decoder.
     """
-    net = _hollow(arch)
+    net = arch.hollow()
     parts = list(arch.parts) or [""]
     part = {name: parts.index(arch.part_of(name)) if arch.parts else 0 for name in widths_of(net)}
     depth = {name: i for i, name in enumerate(sorted(part, key=part.__getitem__))}  # stable: modules stay in order
@@ -106,8 +106,3 @@ def _kept(model: Model, net: nn.Module, ratio: float, criterion: Criterion, stre
 
 def _thin(p: Tensor) -> tuple[int, ...]:
     return (*p.shape[:2], *[1] * (p.dim() - 2))
-
-
-def _hollow(arch: Arch) -> nn.Module:
-    with torch.device("meta"):
-        return arch.build().eval()

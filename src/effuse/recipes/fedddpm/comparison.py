@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from effuse.core.errors import RecipeError
 from effuse.core.table import Scale, Table
-from effuse.recipes.fedddpm.methods import AVERAGE, Data, Resized, Setting, alone, setting
+from effuse.recipes.fedddpm.methods import AS_IT_IS, AVERAGE, Data, Resized, Setting, alone, setting
 from effuse.recipes.fedddpm.tables import SMOKE, cell_of
 
 # FedAvg keeps an average of its model beside it, which is `fedavg_ema`
@@ -86,18 +86,13 @@ def tuning(
     data: Data = "mnist",
     seed: int = FIRST_TUNING_SEED,
     rate: float | None = None,
-    rounds: int | None = None,
-    clients: int | None = None,
-    warmup: int | None = None,
-    p: float | None = None,
-    K: int | None = None,
+    size: Resized = AS_IT_IS,
     samples: int = 5_000,
 ) -> Table:
     """Three values of one knob of each method under shards, on a seed that is not reported, in half of the rounds, all at FedAvg's best
     `rate`, which comes first."""
     if seed < FIRST_TUNING_SEED:
         raise RecipeError(f"fedddpm.tuning: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")
-    size = Resized(rounds=rounds, clients=clients, p=p, K=K, warmup=warmup)
     s = setting(data, "scaled", size)
     cells = [
         cell_of(
@@ -107,9 +102,9 @@ def tuning(
         for method, (knob, values) in KNOBS.items()
         for value in values
     ]  # fmt: skip
-    halved = {name: dataclasses.replace(scale, factors={} if rounds else {"rounds": 0.5}) for name, scale in SCALES.items()}
+    halved = {name: dataclasses.replace(scale, factors={} if size.rounds else {"rounds": 0.5}) for name, scale in SCALES.items()}
     title = (
-        f"FedDDPM and rivals on {data}: what was tried on seed {seed}, {_told(s)}{'' if rounds else ', the half of them'}"
+        f"FedDDPM and rivals on {data}: what was tried on seed {seed}, {_told(s)}{'' if size.rounds else ', the half of them'}"
     )
     return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=halved)
 

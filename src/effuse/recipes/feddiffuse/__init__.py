@@ -1,0 +1,1 @@
+"""FedDiffuse: the methods, the published table and figure, and a better FULL of our own."""
