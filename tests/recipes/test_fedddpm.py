@@ -124,7 +124,7 @@ def test_controls_take_fedavgs_steps():
 )
 def test_controls_take_fedavgs_steps_at_every_size(rounds, clients, p, K, tmp_path):
     """30 rounds, 3 of 20 clients, 2 epochs: 9 epochs a client, as three rounds of three; 7 rounds of 8 of 20: 2.8, so three."""
-    table = find_table(f"fedddpm.comparison(seeds=[0], rounds={rounds}, clients={clients}, warmup=1, p={p}, K={K})")[1]
+    table = find_table(f"fedddpm.comparison(seeds=[0], size=resized(rounds={rounds}, clients={clients}, warmup=1, p={p}, K={K}))")[1]
     plans = {p.cell.labels["method"]: p for p in Reproduction("x", table, tmp_path, "scaled").planned.values()}
     steps = {
         m: check(plans[m].recipe.changed([MNIST, "evaluate.metrics=[]", "partition=iid()"]))["steps"]
@@ -255,7 +255,7 @@ def test_what_tuning_found_goes_into_the_comparison(tmp_path, monkeypatch):
 
 
 def test_the_comparison_can_be_resized(tmp_path):
-    name = "fedddpm.comparison(seeds=[7], rounds=20, clients=10, warmup=5, p=0.2, K=2, every=5, samples=1000)"
+    name = "fedddpm.comparison(seeds=[7], size=resized(rounds=20, clients=10, warmup=5, p=0.2, K=2), every=5, samples=1000)"
     table = find_table(name)[1]
     plans = {p.cell.labels["method"]: p.recipe for p in Reproduction("x", table, tmp_path, "scaled").planned.values()}
     assert set(plans) == set(COMPARED) >= set(METHODS) and {r.clients for r in plans.values()} == {10}

@@ -41,18 +41,13 @@ SCALES = {
 def comparison(
     data: Data = "mnist",
     seeds: tuple[int, ...] = (0, 1, 2),
-    rounds: int | None = None,
-    clients: int | None = None,
-    warmup: int | None = None,
-    p: float | None = None,
-    K: int | None = None,
+    size: Resized = AS_IT_IS,
     every: int = 10,
     samples: int = 10_000,
 ) -> Table:
     """All methods and fair controls at the scaled size, which can be changed; looked at on the way with the first seed only."""
     if any(seed >= FIRST_TUNING_SEED for seed in seeds):
         raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
-    size = Resized(rounds=rounds, clients=clients, p=p, K=K, warmup=warmup)
     s = setting(data, "scaled", size)
     cells = [
         cell_of(
