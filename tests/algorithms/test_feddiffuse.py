@@ -264,6 +264,21 @@ def test_a_network_without_the_parts_is_refused():
         check(by_hand(UDec(local=STEP), model=HandNet()))
 
 
+@spec
+class CountingNet(PartsNet):
+    """Keeps a value that it does not train."""
+
+    def build(self) -> nn.Module:
+        net = ThreeWeights()
+        net.register_buffer("seen", torch.zeros(()))
+        return net
+
+
+def test_a_network_with_values_of_no_part_is_refused():
+    with pytest.raises(EffuseError, match="keeps values it does not train, which belong to no part; use a U-Net"):
+        check(by_hand(UDec(local=STEP), model=CountingNet()))
+
+
 AVERAGED = SGD(lr=0.25, batch=4, steps=1, ema=0.5)  # half of the way to x, averaged by halves
 
 

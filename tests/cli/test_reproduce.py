@@ -87,6 +87,9 @@ def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, 
     assert ["method", "clients", "printed", "ours", "kid_classifier_pooled", "MB", "sent", "s"] in lines, "a file folds no column"
     shown = effuse("reproduce toy.table --scale smoke --out here --show --json").json
     assert began == ["full-2"] and list(states(shown).values()) == ["done", "missing", "done", "missing"]
+    some = effuse("reproduce toy.table --scale smoke --out here --show --only clients=3 --json").json
+    assert states(some) == {"full-3": "missing", "udec-3": "missing"}
+    assert "no cell has that" in effuse("reproduce toy.table --show --only method=udek").err
 
 
 def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):

@@ -124,18 +124,54 @@ def test_the_papers_setting(method):
 def test_the_celeba_setting():
     _, recipe = find_recipe("feddiffuse.celeba")
     assert (recipe.clients, recipe.rounds, recipe.algorithm.local.batch, recipe.algorithm.local.epochs) == (5, 30, 64, 5)
+    crop, resize = recipe.data.transforms
+    assert (crop.side, resize.side) == (178, 64)
     found = check(recipe.changed(["data=labels(sizes=[100]*16, side=64, channels=3)", "evaluate.metrics=[]", "rounds=1"]))
     assert found["parameters"]["total"] == sum(found["parameters"][p] for p in ("encoder", "bottleneck", "decoder"))
 
 
+# K = 2; 5; 10, of each: IID, label skew, quantity skew
+PRINTED = """
+full: 39±2 33±1 33±3; 39±4 43±4 23±5; 61±2 64±3 76±11
+usplit: 37±3 38±4 55±4; 41±5 61±5 39±9; 62±3 70±8 87±19
+ulatdec: 45±13 49±4 54±24; 53±15 72±30 122±138; 70±14 101±83 137±125
+udec: 49±16 49±5 78±48; 51±15 75±31 139±135; 72±20 98±67 147±119
+"""
+
+
 def test_table_1_has_every_cell():
-    """Four methods, K of 2, 5 and 10, three partitions; spot checks of what is printed."""
-    _, table = find_table("feddiffuse.table1")
-    cells = {cell.name: cell for cell in table.cells}
-    assert len(cells) == 36 and all(cell.metric == "fid_clipped" for cell in cells.values())
-    spot = {"full-5-iid": (39, 4), "usplit-2-q-skew": (55, 4), "udec-10-l-skew": (98, 67), "ulatdec-5-q-skew": (122, 138)}
-    assert {name: (cells[name].printed, cells[name].spread) for name in spot} == spot
-    assert sum(cell.printed for cell in cells.values()) == 411 + 490 + 703 + 758, "no digit of the table has slipped"
+    """Four methods, K of 2, 5 and 10, three partitions, with what is printed."""
+    cells = {cell.name: cell for cell in find_table("feddiffuse.table1")[1].cells}
+    printed = {}
+    for line in PRINTED.split("\n")[1:-1]:
+        method, _, row = line.partition(": ")
+        for clients, some in zip((2, 5, 10), row.split("; ")):
+            for skew, one in zip(("iid", "l-skew", "q-skew"), some.split()):
+                printed[f"{method}-{clients}-{skew}"] = tuple(map(int, one.split("±")))
+    assert {name: (cell.printed, cell.spread) for name, cell in cells.items()} == printed and len(printed) == 36
+    assert all(cell.metric == "fid_clipped" for cell in cells.values())
+
+
+@pytest.mark.parametrize(("profile", "distance"), [("text", "mse"), ("code", "huber")])
+def test_cells_differ_by_what_their_labels_say(profile, distance):
+    """Table 1 at the paper's setting but for clients and partition; Figure 3 but for epochs and clients, K = E = 1 beside 42.53."""
+    tables = {name: find_table(f'feddiffuse.{name}(profile="{profile}")')[1] for name in ("table1", "figure3")}
+    for name, table in tables.items():
+        for cell in table.cells:
+            recipe, labels = find_recipe(cell.recipe)[1].changed(list(cell.settings)), cell.labels
+            plain = find_recipe(f"feddiffuse.{labels.get('method', 'full')}")[1]
+            expected = [f"clients={labels['clients']}", f"task.distance={distance}"]
+            expected += [f"algorithm.local.epochs={labels['epochs']}"] if name == "figure3" else []
+            assert dataclasses.replace(recipe, partition=plain.partition) == plain.changed(expected), cell.name
+    assert {(c.labels["epochs"], c.labels["clients"], c.printed) for c in tables["figure3"].cells} == {
+        (1, 1, 42.53), *((epochs, clients, None) for epochs in (1, 2, 3, 5, 8) for clients in (2, 5, 10))
+    }  # fmt: skip
+
+
+def test_what_is_measured():
+    """5,000 images against 5,000 test images, as in the paper, and the mix of classes of as many."""
+    counted = [(m.n, getattr(m, "reference", None), getattr(m, "split", None)) for m in full().evaluate.metrics]
+    assert counted == [(5000, 5000, "test")] * 3 + [(5000, None, None)]
 
 
 def test_every_cell_of_every_scale_is_a_valid_recipe():
@@ -160,9 +196,11 @@ def test_every_cell_of_every_scale_is_a_valid_recipe():
     for name in ("full-10-q-skew", "udec-10-l-skew", "usplit-5-iid"):
         settings = [*cells[name].settings, *table.scales["smoke"].settings]
         assert check(find_recipe(cells[name].recipe)[1].changed(settings))["traffic"]["exact"]
-    skewed = cells["full-5-l-skew"]
-    recipe = find_recipe(skewed.recipe)[1].changed([*skewed.settings, *FASHION, "rounds=1"])
-    assert check(recipe)["partition"]["sizes"] == [13446, 7913, 12357, 13838, 12446]
+    sizes = {"l-skew": [13446, 7913, 12357, 13838, 12446], "q-skew": [529, 13, 46087, 11898, 1473]}
+    for skew, expected in sizes.items():
+        skewed = cells[f"full-5-{skew}"]
+        recipe = find_recipe(skewed.recipe)[1].changed([*skewed.settings, *FASHION, "rounds=1"])
+        assert check(recipe)["partition"]["sizes"] == expected
 
 
 def recipes_of(name: str) -> dict:

@@ -59,7 +59,7 @@ class Full(FedAvg, name="feddiffuse_full"):
         return Acquainted(model)
 
     def round(self, server: Acquainted, fed: Federation) -> Server:
-        theta, cohort = server.model, fed.sample(self.cohort)
+        theta, cohort, met = server.model, fed.sample(self.cohort), set(server.met)
         asked = self.asked(cohort, fed.workbench.stream("asked").numpy())
 
         @functools.cache  # clients who are told the same share one message, which is then encoded once
@@ -67,9 +67,8 @@ class Full(FedAvg, name="feddiffuse_full"):
             # whatever the method, a client is sent all of theta when they first meet: the published traffic counts it
             return {"theta": only(theta, self.shared) if met else theta, "report": report}
 
-        met = set(server.met)
         means: dict[str, Mean[Params]] = defaultdict(Mean)  # over a part's reporters, by their data
-        for k, report in fed.ask_each(self.train, {k: told(k in server.met, asked[k]) for k in cohort}):
+        for k, report in fed.ask_each(self.train, {k: told(k in met, asked[k]) for k in cohort}):
             met.add(k)  # and not the cohort: a client whose answer is lost has kept nothing
             for part in report.parts:
                 means[part].add(report.parts[part], report.weight)
@@ -90,7 +89,7 @@ class Full(FedAvg, name="feddiffuse_full"):
         if fit.average is not None:
             client.state["average"] = fit.average
             if client.federated == client.rounds - 1:
-                # the mean of moving averages is the moving average of the mean: reported last, it costs no byte
+                # where clients take equal steps, the mean of moving averages is that of the mean: reported last, it costs no byte
                 theta_k = theta_k.holding(fit.average)
         client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
         return Report({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)

@@ -12,8 +12,8 @@ from effuse.core.errors import DataError
 from effuse.engines.check import check as rehearse
 
 WITHOUT_FILES = (
-    "to rehearse without any files, add --set evaluate.metrics=[] and, for N classes of M images of the size that the network "
-    "wants, --set 'data=labels(sizes=[M]*N, side=28, channels=1)'"
+    "to rehearse without any files, add --set evaluate.metrics=[] and, for N classes of M images of S x S pixels and C colours, "
+    "--set 'data=labels(sizes=[M]*N, side=S, channels=C)'"
 )
 
 

@@ -26,7 +26,7 @@ def reproduce(
     ] = None,
     scale: Annotated[str | None, typer.Option(help="Another than the published one that the table has: smoke.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the cells' runs lie; by default runs/TABLE-SCALE.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing, show what is there.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing, show what is there (of the cells of --only).")] = False,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -61,7 +61,7 @@ def reproduce(
     taken = [(i, plan) for i, plan in enumerate(chosen, start=1) if not complete(i, plan, wait=False)]
     for i, plan in taken:  # whoever was at them may have died
         complete(i, plan, wait=True)
-    report = again.report()
+    report = again.report(only if show else None)
     if as_json:
         print(json.dumps(report))
     elif not quiet:

@@ -126,15 +126,15 @@ class Reproduction:
         with held(self.out / ".lock", wait=True):  # or a cell of another process, finished meanwhile, could be written over
             write_atomically(self.out / "table.json", (json.dumps(self.report(), indent=2) + "\n").encode())
 
-    def report(self) -> dict[str, Any]:
-        """Every cell of the table, run or not."""
+    def report(self, only: str | None = None) -> dict[str, Any]:
+        """Every cell of the table, or those that `only` picks, run or not."""
         return {
             "table": self.name,
             "title": self.table.title,
             "scale": self.scale_name,
             "comparable": self.scale.comparable,
             "out": str(self.out),
-            "cells": (rows := [self.row(plan) for plan in self.planned.values()]),
+            "cells": (rows := [self.row(self.planned[cell.name]) for cell in self.table.chosen(only)]),
             "means": self._means(rows),
         }
 
