@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -186,6 +187,16 @@ class Screen(io.StringIO):
 
     def isatty(self):
         return True
+
+
+def test_a_terminal_keeps_its_width_and_a_file_has_none(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    widths = []
+    for terminal in (True, False):
+        screen = Screen() if terminal else io.StringIO()
+        monkeypatch.setattr(sys, "stdout", screen)
+        widths.append(progress.console().width)
+    assert widths[0] < 300 and widths[1] == 1000
 
 
 def test_the_live_display(effuse, toy_file, monkeypatch):

@@ -273,6 +273,9 @@ def test_resuming_a_finished_run_gives_its_result(tmp_path):
     observer.said = (words := []).append
     assert resume(tmp_path / "run", observer=observer) == first
     assert words == [f"{tmp_path / 'run'} is finished; nothing was left to do"]
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"device": "cpu"', '"device": "gone"'))
+    assert resume(tmp_path / "run") == first, "also where there is no such device as it ran on"
 
 
 def test_old_states_and_checkpoints_are_dropped(tmp_path):

@@ -150,6 +150,7 @@ def test_table_1_has_every_cell():
                 printed[f"{method}-{clients}-{skew}"] = tuple(map(int, one.split("±")))
     assert {name: (cell.printed, cell.spread) for name, cell in cells.items()} == printed and len(printed) == 36
     assert all(cell.metric == "fid_clipped" for cell in cells.values())
+    assert find_table("feddiffuse.table1")[1].also == ("fid", "fid_clipped_pooled", "fid_pooled", "class_mix")
 
 
 @pytest.mark.parametrize(("profile", "distance"), [("text", "mse"), ("code", "huber")])

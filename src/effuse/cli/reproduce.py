@@ -105,7 +105,8 @@ def show_table(report: dict[str, Any]) -> None:
             console().print(f"{row['name']}: {row['state']}, {row['note']}", soft_wrap=True)
     if not report["comparable"]:
         console().print(f"scale {report['scale']}: ours are not comparable with the printed numbers", soft_wrap=True)
-    console().print(f"runs and table.json are in {report['out']}", soft_wrap=True)
+    kept = "runs and table.json" if Path(report["out"], "table.json").exists() else "runs"
+    console().print(f"{kept} are in {report['out']}", soft_wrap=True)
 
 
 def _page(title: str) -> Page:

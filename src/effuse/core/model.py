@@ -48,7 +48,7 @@ class Arch(Spec, ABC):
     def build(self) -> nn.Module:
         """The network with fresh parameters from torch's default generator."""
 
-    def hollow(self) -> nn.Module:
+    def hollow_net(self) -> nn.Module:
         """The network as shapes without numbers, to be counted or traced."""
         with torch.device("meta"):
             return self.build().eval()

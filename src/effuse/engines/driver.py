@@ -101,7 +101,7 @@ def resume(
     """Go on with a run from its last checkpoint; a finished one just gives its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
-    engine, place = manifest.get("engine"), pick_device(device or manifest.get("device", "auto"))
+    engine, place = manifest.get("engine"), pick_device(device) if device else None
     if (engine == SERVED) != (served is not None):
         how = f"effuse serve --resume {out}" if engine == SERVED else f"effuse resume {out}"
         raise RunError(f"{out}: this run's clients are {'at their sites' if engine == SERVED else 'all here'}; use `{how}`")
@@ -114,6 +114,7 @@ def resume(
         if folder.result.exists():
             observer.said(f"{out} is finished; nothing was left to do")
             return folder.read_result()
+        place = place or pick_device(manifest.get("device", "auto"))
         train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):

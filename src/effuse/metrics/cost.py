@@ -16,7 +16,7 @@ from effuse.models.cut import Cuttable
 def parameters(arch: Arch) -> dict[str, int]:
     """How many parameters the network has in all, and in each of its parts."""
     counts = {"total": 0} | {part: 0 for part in arch.parts}
-    for name, p in arch.hollow().named_parameters():
+    for name, p in arch.hollow_net().named_parameters():
         counts["total"] += p.numel()
         if arch.parts:
             counts[arch.part_of(name)] += p.numel()
@@ -30,7 +30,7 @@ def macs(arch: Arch, give: Give = "output") -> int:
 
 def macs_by_operation(arch: Arch, give: Give = "output") -> dict[str, int]:
     """The same by torch's operations, since published counts often leave attention's products (`bmm`) out."""
-    net = arch.hollow()
+    net = arch.hollow_net()
     with FlopCounterMode(display=False) as counter:
         _forward(arch, net, give)
     # torch counts a multiplication and an addition as two
@@ -80,7 +80,7 @@ def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> d
 
 def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None], give: Give = "output") -> None:
     """Show every layer of a forward pass, with what goes in and what comes out."""
-    net = arch.hollow()
+    net = arch.hollow_net()
     for module in net.modules():
         if not any(module.children()):
             module.register_forward_hook(look)

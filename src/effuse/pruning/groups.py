@@ -62,7 +62,7 @@ def groups_of(arch: Arch) -> tuple[Group, ...]:
     """Every group of a network, found on shapes without numbers."""
     import torch_pruning
 
-    net = arch.hollow()
+    net = arch.hollow_net()
     with TRACING:
         graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=arch.example())
     names = {module: name for name, module in net.named_modules()}

@@ -21,9 +21,9 @@ def prune(model: Model, ratio: float, criterion: Criterion, stream: Stream) -> M
     """Remove the given share of channels from every group, those of the smallest norm or any."""
     arch = cut(model.arch, ratio)
     if model.params.hollow:
-        net = arch.hollow()
+        net = arch.hollow_net()
         return Model(arch, Params.of(net), Buffers.of(net))
-    net, params = model.arch.hollow(), dict(model.params)
+    net, params = model.arch.hollow_net(), dict(model.params)
     for name, axis, kept in _kept(model, net, ratio, criterion, stream):
         params[name] = params[name].index_select(axis, kept.to(params[name].device))
     return Model(arch, Params({k: t.contiguous() for k, t in params.items()}), model.buffers)
@@ -34,7 +34,7 @@ def cut(arch: Arch, ratio: float) -> Arch:
     """The architecture that is left; how many channels go depends on the ratio alone, and which of them does not matter here."""
     if not isinstance(arch, Cuttable):
         raise ModelError(f"{arch.name} cannot be pruned: it has no key that says how its layers were cut; use a U-Net")
-    net = arch.hollow()
+    net = arch.hollow_net()
     widths = widths_of(net)
     for group in groups_of(arch):
         lost = group.channels - group.blocks * group.keeps(ratio)
@@ -45,7 +45,7 @@ def cut(arch: Arch, ratio: float) -> Arch:
             both = isinstance(layer, nn.GroupNorm) or depthwise(layer)  # what comes out is what went in
             into = width.into - less if both or slot.side != OUT else width.into
             widths[slot.layer] = type(width)(into, width.out - less if both or slot.side == OUT else width.out)
-    return with_values(arch, "model", cut=written(widths, widths_of(with_values(arch, "model", cut="").hollow())))
+    return with_values(arch, "model", cut=written(widths, widths_of(with_values(arch, "model", cut="").hollow_net())))
 
 
 @functools.lru_cache(maxsize=2)  # every client asks for the same
@@ -54,7 +54,7 @@ def group_weights(arch: Arch, strength: float) -> Params:
 
     Q is the mean distance of the group's layers from the middle one, at least 1; layers are counted from encoder to decoder.
     """
-    net = arch.hollow()
+    net = arch.hollow_net()
     parts = list(arch.parts) or [""]
     part = {name: parts.index(arch.part_of(name)) if arch.parts else 0 for name in widths_of(net)}
     depth = {name: i for i, name in enumerate(sorted(part, key=part.__getitem__))}  # stable: modules stay in order
