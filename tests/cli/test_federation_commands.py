@@ -30,6 +30,11 @@ def test_what_serve_refuses(effuse, keys, toy_file, tmp_path):
         (f"serve {recipe} --listen 127.0.0.1:8000 --keys keys", "has no key of client 2; make keys for 3 clients"),
         (f"serve {recipe} --listen 127.0.0.1:8000 --quorum 4", "--quorum 4: there are 3 clients; it is between 1 and 3"),
         (f"serve {recipe} --listen 127.0.0.1:8000 --resume a --out b", "--resume a and --out b: give one of them"),
+        # it would train a classifier on nothing, after the last round and for ever
+        (
+            """serve demo --listen 127.0.0.1:8000 --set 'data=elsewhere(side=8, channels=1, classes=["a", "b"])'""",
+            "needs real images, and there are none here; leave metrics out: --set 'evaluate=evaluate(grid=20)'",
+        ),
         ("serve --listen 127.0.0.1:8000 --resume a --rounds 3", "leave out what would change it"),
         ("serve --listen 127.0.0.1:8000 --resume a", "a: No such file or directory"),
     ):

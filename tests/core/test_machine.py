@@ -168,6 +168,14 @@ def test_the_mean_loss_is_over_images_not_over_steps():
     assert fit.steps == 2 and fit.images == 3 and fit.loss == pytest.approx(12.0)
 
 
+def test_steps_without_images_are_refused():
+    """They would look for a batch for ever; epochs over nothing are nothing."""
+    nothing = Shard(ONE.dataset, ONE.rows[:0])
+    with pytest.raises(TrainingError, match="there are no images to learn from"):
+        work_of(SGD(lr=0.1, batch=1, steps=1), nothing)
+    work_of(SGD(lr=0.1, batch=1, epochs=1), nothing)
+
+
 def test_momentum_by_hand():
     """v1 = -6, w1 = 1.5; gradient -3, v2 = 0.5 * -6 - 3 = -6, w2 = 1.5 + 1.5 = 3."""
     assert run(SGD(lr=0.25, steps=2, batch=1, momentum=0.5))[0] == 3.0

@@ -68,6 +68,10 @@ class Work:
     rho: float | None = None  # SAM: the gradient is taken this far uphill of the weights, on the same batch
     gradient: bool = False  # report the mean of the raw gradients over the steps
 
+    def __post_init__(self) -> None:
+        if not len(self.shard) and self.solver.steps_on(0):
+            raise TrainingError(f"{self.where}: there are no images to learn from")  # or it would look for a batch for ever
+
 
 class Machine(ABC):
     """Where networks live, learn and draw."""

@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ class Metric(Spec, ABC):
     def keys(self) -> tuple[str, ...]:
         """The names of the numbers that `measure` gives."""
         return (self.name,)
+
+    real: ClassVar[bool] = True  # whether it compares with images of the data set, or asks a classifier that learnt from them
 
     @property
     def samples(self) -> int:

@@ -57,6 +57,11 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
                 f"evaluate.metrics: {metric} looks at a model, but those of {recipe.algorithm.name} stay with its clients; "
                 "use a metric of samples, such as fid()"
             )
+        if metric.real and not all(outlook.real.values()):
+            raise RecipeError(
+                f"evaluate.metrics: {metric.name} needs real images, and there are none here; leave metrics out: "
+                "--set 'evaluate=evaluate(grid=20)'"
+            )
         metric.ready(outlook)
         for key in metric.keys:
             if key in stored:

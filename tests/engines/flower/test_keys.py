@@ -21,6 +21,7 @@ def test_private_keys_are_their_owners_alone(tmp_path):
     for name in private:
         assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / "keys" / name).parent.stat().st_mode) == 0o700
+    assert (tmp_path / "keys" / ".gitignore").read_text() == "*\n", "made in a checkout, they are not committed by accident"
     told = (tmp_path / "keys" / "README.md").read_text()
     assert "`client-0/` to `client-1/`" in told and "fed.example.org" in told
     with pytest.raises(FederationError, match="is not empty"):
