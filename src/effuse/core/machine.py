@@ -68,10 +68,6 @@ class Work:
     rho: float | None = None  # SAM: the gradient is taken this far uphill of the weights, on the same batch
     gradient: bool = False  # report the mean of the raw gradients over the steps
 
-    def __post_init__(self) -> None:
-        if not len(self.shard) and self.solver.steps_on(0):
-            raise TrainingError(f"{self.where}: there are no images to learn from")  # or it would look for a batch for ever
-
 
 class Machine(ABC):
     """Where networks live, learn and draw."""
@@ -201,6 +197,8 @@ class Eager(Machine):
         data, size, solver = work.shard.dataset, work.solver.batch, work.solver
         order, generator = work.stream.child("order").torch(), work.stream.child("draw").torch(self.device)
         left = solver.steps_on(len(work.shard))
+        if left and not len(work.shard):
+            raise TrainingError(f"{work.where}: there are no images to learn from")  # or it would look for a batch for ever
         while left:
             rows = work.shard.rows[torch.randperm(len(work.shard), generator=order)]
             for i in range(0, len(rows), size):
