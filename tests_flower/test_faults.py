@@ -83,6 +83,25 @@ def test_a_server_killed_and_resumed_ends_as_if_nothing_had_happened(at, town):
     assert [visits(town, k) for k in range(3)] == [4, 4, 4]
 
 
+def test_a_client_whose_key_is_taken_away_is_shut_out_of_the_resumed_run(town, monkeypatch):
+    """Clients 0 to 2 take part in round 0; then client 1 is not let in any more, and the rest is as if it had stayed silent."""
+    recipe = slow(algorithm=ToySlow(local=ADAM, who=2, seconds=4.0, rounds=(1,)))
+    sites = town.sites()
+    server = town.serve(town.manifest(recipe), "--out", str(town.folder / "run"))
+    town.until("site-2.log", "round 1, job 'train': received")
+    kill(server)
+    (town.keys / "server" / "clients" / "1.pub").unlink()
+    server = town.serve("--resume", str(town.folder / "run"), "--quorum", "2")
+    assert server.wait(120) == 0, town.said("serve.log")
+    result = json.loads((town.folder / "run" / "result.json").read_text())
+    monkeypatch.setattr(federation, "KNOCK", 0.01)
+    plain = slow(algorithm=ToySlow(local=ADAM, who=2, seconds=0.0, rounds=(1,)))
+    assert result["weights_sha256"] == without_a_network(town, plain, range(2, 9))
+    assert visits(town, 0) == 4 and "shut out, for want of a key: 1" in town.said("run/federation.log")
+    assert "silent" not in town.said("run/federation.log")
+    kill(sites[1])
+
+
 def test_a_superlink_that_dies_is_started_again(town):
     """The driver outlives its SuperLink: it starts another, the sites come back, and orders go out again."""
     recipe = slow(algorithm=ToySlow(local=ADAM, seconds=4.0, rounds=(1,)))

@@ -168,6 +168,23 @@ def test_too_few_answers_end_the_run_in_one_sentence(tmp_path):
         run_over(post, toy_recipe(), tmp_path / "run", PATIENT)
 
 
+def test_a_client_that_is_shut_out_is_neither_asked_nor_waited_for(tmp_path):
+    """The weights are those of a run in which client 1 stays silent; but nobody waits for it, at the beginning or in a round."""
+    recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
+    silent = FakePost(tmp_path / "silent", 3)
+    silent.fault = lambda client, n, letter: None if client == 1 else letter
+    expected = run_over(silent, recipe, tmp_path / "expected", PATIENT)
+    post = FakePost(tmp_path / "sites", 3)
+    del post.sites[101]
+    result = run_over(post, recipe, tmp_path / "run", PATIENT._replace(shut_out=frozenset({1})))
+    assert result["weights_sha256"] == expected["weights_sha256"] and post.orders == [0, 2] * 3
+    told = log_of(tmp_path / "run")
+    assert "waiting for 2 clients" in told and "shut out, for want of a key: 1" in told
+    assert "beginning without" not in told and "silent" not in told
+    with pytest.raises(QuorumError, match=r"2 of 3 replied, quorum 3; rejected: 1 \(shut out\)"):
+        run_over(post, recipe, tmp_path / "all", Terms(shut_out=frozenset({1})))
+
+
 def test_without_a_quorum_everyone_must_answer_and_the_run_can_be_resumed(tmp_path):
     """Client 2 fails once in round 1; the resumed run ends as the undisturbed one, although clients 0 and 1 had answered already."""
     recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))

@@ -88,8 +88,11 @@ class Flower(Federation):
     def gather(self) -> None:
         """Wait for every client; after the deadline a quorum of them is enough."""
         began = said = time.monotonic()
-        self.say(f"manifest {self.hello.name}@{self.hello.digest}; waiting for {len(self.clients)} clients")
-        while missing := [k for k in self.clients if k not in self.seats]:
+        expected = [k for k in self.clients if k not in self.terms.shut_out]
+        self.say(f"manifest {self.hello.name}@{self.hello.digest}; waiting for {len(expected)} clients")
+        if self.terms.shut_out:
+            self.say(f"shut out, for want of a key: {_listed(sorted(self.terms.shut_out))}")
+        while missing := [k for k in expected if k not in self.seats]:
             now = time.monotonic()
             enough = self.terms.quorum is not None and len(self.seats) >= self.terms.quorum
             if enough and now - began > self.terms.deadline:
@@ -116,6 +119,7 @@ class Flower(Federation):
                 bodies[id(message)] = encode(message, job.arguments, self.wire)
         letters = {k: Letter(ORDER, encode(o, Order), bodies[id(messages[k])]) for k, o in orders.items()}
         errand = Errand(job, orders, letters, self.terms.deadline)
+        errand.rejected |= dict.fromkeys(orders.keys() & self.terms.shut_out, "shut out")
         with contextlib.suppress(Lost):  # the next look meets the same and mends it
             self._send(errand, messages)
         return self._answered(errand, messages)

@@ -30,8 +30,8 @@ Made by `effuse keys init`. Private keys are readable by their owner only; send 
 | `authority/` | a safe place, offline: whoever has `ca.key` can pose as the server | nothing, until the server's certificate is renewed |
 
 The server's certificate is good for {hosts}, until {until}. A client is known by its key: `server/clients/K.pub` says which key is client K's, and
-a site that holds one key cannot take part as another client. A client cannot be shut out of a federation:
-make new keys for the others, and start a new run.
+a site that holds one key cannot take part as another client. To shut a client out, remove its
+`K.pub` and serve with `--quorum`.
 """
 
 

@@ -41,12 +41,16 @@ def served(how: Served, name: str, clients: int) -> Engine:
     quorum, own = how.terms.quorum, ServerKeys(how.keys) if how.keys is not None else None
     if quorum is not None and not 1 <= quorum <= clients:
         raise FederationError(f"--quorum {quorum}: there are {clients} clients; it is between 1 and {clients}")
-    if own is not None and (missing := [k for k in range(clients) if k not in own.clients()]):
-        raise FederationError(f"{own.folder} has no key of client {missing[0]}; make keys for {clients} clients")
+    shut_out = frozenset(range(clients)) - own.clients().keys() if own is not None else frozenset()
+    if own is not None and shut_out and clients - len(shut_out) < (quorum or clients):
+        raise FederationError(
+            f"{own.folder} has no key of client {min(shut_out)}; make keys for {clients} clients, or go on without it by "
+            f"--quorum {clients - len(shut_out)}"
+        )
 
     def make(stage: Stage) -> Federation:
         link = SuperLink(stage.folder / "flower" / "superlink", host, port, own)
-        return Flower(stage, link, how.terms, name)
+        return Flower(stage, link, how.terms._replace(shut_out=shut_out), name)
 
     return make
 
