@@ -247,6 +247,7 @@ def test_when_it_is_pruned():
     assert warned(100, R_s=50) == [] == warned(10, variant="none", r_g=5)
     assert "R_s=52 is not a multiple of r_g=5: the network is pruned in round 55" in warned(100, R_s=52)[0]
     assert "nothing is pruned" in warned(50, R_s=52)[0]
+    assert warned(100, outages=((100, 0), (101, 1))) == ["outages: round 101 is after the last one, 100"]
     assert "the last 2 of 52 rounds never reach the cloud" in warned(52, R_s=50)[0]
     report = check(toy_recipe(algorithm=FedPhD(local=ADAM, r_g=2, R_s=3), rounds=3))
     assert len(report["warnings"]) == 2
@@ -300,6 +301,24 @@ def test_the_next_best_is_the_next_likely():
     q = torch.tensor(np.array([images(0, 1, n=10_000), np.zeros(10), images(0, 1)]))
     choices = {FedPhD(local=STEP, edges=3).choose(Site(seed), q, 1.0).edges for seed in range(60)}
     assert choices == {(1, 2, 0), (2, 1, 0), (0, 1, 2)}
+
+
+def test_edges_that_are_equally_likely_follow_by_lot():
+    """Three edges at random: all six orders come up, and so no edge is everybody's second choice."""
+
+    class Site:
+        state = {"told": type("Kept", (), {"counts": (1.0, 0.0)})}
+
+        def __init__(self, seed):
+            self.stream = lambda purpose: Stream((seed, purpose))
+
+    algorithm = FedPhD(local=STEP, edges=3, selection="random")
+    assert len({algorithm.choose(Site(seed), torch.zeros(3, 2), 1.0).edges for seed in range(60)}) == 6
+
+
+def test_a_wanted_distribution_has_a_share_for_every_class():
+    with pytest.raises(RecipeError, match="algorithm.q_u: 3 shares, but there are 2 classes"):
+        check(toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, q_u=(0.2, 0.3, 0.5))))
 
 
 def test_a_histogram_is_told_once(tmp_path):

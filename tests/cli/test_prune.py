@@ -10,6 +10,7 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.core.recipe import Evaluate
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.driver import run
+from effuse.engines.evaluation import Evaluator
 from effuse.engines.save import load
 from effuse.metrics.cost import layer_macs
 from effuse.metrics.diversity import Diversity
@@ -64,6 +65,23 @@ def test_a_table_for_a_reader(effuse, finished, tmp_path):
     shown = effuse(f"prune {finished} --ratio 0.2 --out {tmp_path}/small").out
     for word in ("parameters", "multiply-adds", "size", "diversity", "before", "after"):
         assert word in shown
+
+
+def test_half_of_a_pruning_is_no_run_to_go_on_with(effuse, finished, tmp_path, monkeypatch):
+    """Resuming would train another model in its place; the same command just does it again."""
+    whole, out = Evaluator.look, tmp_path / "small"
+
+    def interrupted(self, model, picture):
+        if picture.name == "after.png":
+            raise KeyboardInterrupt
+        return whole(self, model, picture)
+
+    monkeypatch.setattr(Evaluator, "look", interrupted)
+    assert effuse(f"prune {finished} --ratio 0.5 --out {out}").code == 130
+    monkeypatch.setattr(Evaluator, "look", whole)
+    assert "not a run" in effuse(f"resume {out}").sentence
+    again = effuse(f"prune {finished} --ratio 0.5 --out {out} --json").json
+    assert load(out).model.params.numel == again["after"]["parameters"]
 
 
 def test_what_cannot_be_pruned_is_told(effuse, finished, tmp_path):

@@ -246,6 +246,29 @@ def test_cells_that_repeat_each_other_have_a_mean(effuse, toy_table, toy_file, m
     assert effuse("reproduce toy.table --scale smoke --show --json").json["means"] == []
 
 
+def test_means_are_held_against_a_row_seed_by_seed(effuse, toy_file, monkeypatch):
+    """a has 10, 20, 30 on three seeds, b 9 and 18 on two of them and c nothing: b is 1 and 2 less than a, 1.5 +- 0.71."""
+    found = {"a-0": 10.0, "a-1": 20.0, "a-2": 30.0, "b-0": 9.0, "b-1": 18.0}
+    source = toy_file("toy.json")
+    cells = tuple(
+        Cell(labels={"method": name, "seed": seed}, recipe=source, metric="kid") for name in "abc" for seed in range(3)
+    )
+    monkeypatch.setitem(
+        tables(), "toy.pairs", lambda: Table(title="Pairs", cells=cells, repeats="seed", against=("method", "a"))
+    )
+    row = Reproduction.row
+    monkeypatch.setattr(Reproduction, "row", lambda self, plan: row(self, plan) | {"ours": found.get(plan.cell.name)})
+    means = {mean["labels"]["method"]: mean["difference"] for mean in effuse("reproduce toy.pairs --show --json").json["means"]}
+    assert means == {"a": {"mean": None, "std": None}, "b": {"mean": -1.5, "std": 0.5**0.5}, "c": {"mean": None, "std": None}}
+    lines = [line.split() for line in effuse("reproduce toy.pairs --show").out.splitlines()]
+    assert ["method", "ours", "minus", "a", "runs"] in lines
+    assert ["b", "13.5", "±", "6.4", "-1.5", "±", "0.71", "2", "of", "3"] in lines
+    (only,) = effuse("reproduce toy.pairs --show --only method=b --json").json["means"]
+    assert only["difference"]["mean"] == -1.5, "the other row counts, shown or not"
+    with pytest.raises(RecipeError, match="no cell has method=d, which the others are held against"):
+        Table(title="t", cells=cells, against=("method", "d"))
+
+
 @pytest.fixture
 def sampled_twice(toy_file, monkeypatch):
     """One training of each method, looked at by two samplers, with a moving average where there can be one."""

@@ -162,6 +162,8 @@ class FedPhD(Algorithm, name="fedphd"):
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:
+        if self.q_u is not None and len(self.q_u) != (classes := model.arch.shape.classes):
+            raise RecipeError(f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each")
         if self.variant == "os":
             model = prune(model, self.ratio, "random", fed.workbench.stream("prune"))
         elif self.variant == "sparse":
@@ -256,8 +258,9 @@ class FedPhD(Algorithm, name="fedphd"):
         P = chances(own, edges, self.a, self.b, self._target(len(own)), scale)
         if self.selection == "random":
             P = np.full(len(edges), 1 / len(edges))
-        first = int(client.stream("edge").numpy().choice(len(edges), p=P))
-        return Choice((first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: -P[e])), late)
+        rng = client.stream("edge").numpy()
+        first, lot = int(rng.choice(len(edges), p=P)), rng.random(len(edges))  # edges that are equally likely are drawn, too
+        return Choice((first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: (-P[e], lot[e]))), late)
 
     @on_client
     def train(self, client: Client, theta: Model, sparse: bool) -> Trained:
@@ -269,7 +272,7 @@ class FedPhD(Algorithm, name="fedphd"):
         return Trained(client.unload(net), fit.loss)
 
     def warnings(self, rounds: int) -> list[str]:
-        told = []
+        told = [f"outages: round {r} is after the last one, {rounds}" for r, _ in self.outages if r > rounds]
         if rounds % self.r_g:
             told.append(
                 f"the last {rounds % self.r_g} of {rounds} rounds never reach the cloud; make rounds a multiple of r_g"

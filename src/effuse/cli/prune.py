@@ -50,7 +50,7 @@ def prune(
 def show(report: dict[str, Any]) -> None:
     """Both models side by side."""
     before, after = report["before"], report["after"]
-    table = Table(title=f"{report['run']}, {report['ratio']:.0%} of its channels removed", title_justify="left")
+    table = Table(title=f"{report['run']}, pruned by a ratio of {report['ratio']:g}", title_justify="left")
     for column in ("", "before", "after", "less"):
         table.add_column(column, justify="left" if not column else "right")
     words = {"parameters": "parameters", "macs": "multiply-adds an image", "layer_macs": "the same, layer by layer"}

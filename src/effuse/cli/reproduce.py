@@ -97,7 +97,7 @@ def show_table(report: dict[str, Any]) -> None:
         page.add_row(*map(str, row["labels"].values()), *(cells[i] for cells in shown.values()))
     console().print(page)
     if report["means"]:
-        console().print(_means(report["means"]))
+        console().print(_means(report["means"], report["against"]))
     owners = "; ± over clients that own their models" if any(row["ours_spread"] is not None for row in rows) else ""
     console().print(f"ours: {', '.join(metrics)}{owners}", soft_wrap=True)
     for row in rows:
@@ -113,17 +113,18 @@ def _page(title: str) -> Page:
     return Page(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)  # many columns, and terminals are narrow
 
 
-def _means(means: list[dict[str, Any]]) -> Page:
+def _means(means: list[dict[str, Any]], against: str | None) -> Page:
     """The cells that repeat each other, as one."""
     page = _page("mean ± standard deviation")
     for label in means[0]["labels"]:
         page.add_column(label, no_wrap=True)
     also = list(dict.fromkeys(metric for row in means for metric in row["also"]))
     printed = any(row["printed"] is not None for row in means)
-    for column in (*(["printed"] if printed else []), "ours", *also, "runs"):
+    for column in (*(["printed"] if printed else []), "ours", *([f"minus {against}"] if against else []), *also, "runs"):
         page.add_column(column, justify="right", overflow="fold")
     for row in means:
         numbers = [*([_number(row["printed"])] if printed else []), _mean(row)]
+        numbers += [_mean(row["difference"])] if against else []
         numbers += [_mean(row["also"].get(metric, {})) for metric in also]
         page.add_row(*map(str, row["labels"].values()), *numbers, f"{row['done']} of {row['of']}")
     return page

@@ -42,10 +42,6 @@ def prune_run(
     torch.set_num_threads(recipe.threads)
     evaluator = Evaluator(recipe, train, test, Workbench(Eager(opened.device, recipe.task), recipe.rounds), cache_folder())
     with folder.locked():
-        folder.create(
-            with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type, None,
-            {"train": train.digest, "test": test.digest},
-        )  # fmt: skip
         save_model(less, recipe, out / "model")
         before = _report(opened.model, evaluator, run / ("model-ema" if ema else "model"), out / "samples" / "before.png")
         after = _report(less, evaluator, out / "model", out / "samples" / "after.png")
@@ -56,6 +52,11 @@ def prune_run(
         # what the traffic cost remains: the wider network was sent
         changed["figures"] = result.get("figures", {}) | figures(less, recipe.algorithm, {})
         folder.write_json("result.json", result | changed | {"pruned": PRUNED})
+        # claimed only now: half of it is no run that `resume` could go on with, it would train another model in its place
+        folder.create(
+            with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type, None,
+            {"train": train.digest, "test": test.digest},
+        )  # fmt: skip
     return report
 
 

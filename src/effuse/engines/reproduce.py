@@ -135,6 +135,7 @@ class Reproduction:
             "comparable": self.scale.comparable,
             "out": str(self.out),
             "cells": (rows := [self.row(self.planned[cell.name]) for cell in self.table.chosen(only)]),
+            "against": self.table.against and self.table.against[1],
             "means": self._means(rows),
         }
 
@@ -149,10 +150,21 @@ class Reproduction:
             ours = [row["ours"] for row in group if row["ours"] is not None]
             mean = {"labels": dict(labels), "metric": group[0]["metric"], "printed": group[0]["printed"]}
             mean |= {"done": len(ours), "of": len(group), **_mean(ours)}
+            if self.table.against:
+                mean["difference"] = _mean(self._differences(group))
             also = dict.fromkeys(name for row in group for name in row["also"])
             others = {name: [row["also"][name] for row in group if name in row["also"]] for name in also}
             means.append(mean | {"also": {name: _mean(values) for name, values in others.items()}})
         return means
+
+    def _differences(self, group: list[dict[str, Any]]) -> list[float]:
+        """Ours minus that of the row which all are held against, repeat by repeat: what a seed does to both of them falls out."""
+        assert self.table.against
+        theirs = dict([self.table.against])
+        plans = {tuple(plan.cell.labels.items()): plan for plan in self.planned.values()}
+        pairs = ((row, plans.get(tuple((row["labels"] | theirs).items()))) for row in group if row["ours"] is not None)
+        found = ((row["ours"], self.row(plan)["ours"]) for row, plan in pairs if plan and plan.cell.name != row["name"])
+        return [a - b for a, b in found if b is not None]
 
     def row(self, plan: Planned) -> dict[str, Any]:
         """One cell: the printed number, ours, and how far ours has come."""

@@ -57,9 +57,8 @@ def comparison(
         for partition, method, seed in _most_telling_first(seeds)
     ]  # fmt: skip
     also = ("fid_ema", "fid_auxiliary", "fid_pooled", "class_mix", "class_mix_pooled")
-    return Table(
-        title=f"FedDDPM and rivals on {data}, {_told(s)}", cells=tuple(cells), repeats="seed", also=also, scales=SCALES
-    )
+    title = f"FedDDPM and rivals on {data}, {_told(s)}"
+    return Table(title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=also, scales=SCALES)
 
 
 def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:

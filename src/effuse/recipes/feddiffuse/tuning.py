@@ -162,7 +162,8 @@ def ablation() -> Table:
     title = "FedDiffuse FULL, K=5, IID: better at the same communication, and what each change gives"
     scales = {"paper": Scale(), "smoke": _brief("reference=150")}
     cells = tuple(_ablated(*place) for place in places)
-    return Table(title=title, cells=cells, repeats="seed", also=("fid_clipped", "kid", "class_mix"), scales=scales)
+    also = ("fid_clipped", "kid", "class_mix")
+    return Table(title=title, cells=cells, repeats="seed", against=("setting", "tuned"), also=also, scales=scales)
 
 
 def _ablated(setting: str, seed: int) -> Cell:
