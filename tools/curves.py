@@ -81,7 +81,7 @@ def main() -> None:
         sys.exit(f"{asked.folder}: no run in it has a round; name the folder that `effuse reproduce` wrote")
     if asked.png and not any(curves(rows, asked.metric)):
         known = sorted({name for row in rows for name in row} - set(FIXED))
-        sys.exit(f"--metric {asked.metric}: no run was looked at twice by it; there are {', '.join(known) or 'no metrics'}")
+        sys.exit(f"--metric {asked.metric}: no run was looked at twice by it; there are {', '.join([*known, 'loss'])}")
     if asked.csv:
         with open(asked.csv, "w") as file:
             write(rows, file)

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 from hand import one_weight_recipe, trained
-from toy import ALGORITHMS, SYNTHESIS, toy_recipe
+from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest, leading
 from effuse.algorithms.localaug import LocalAug
-from effuse.core.errors import EffuseError
+from effuse.core.errors import EffuseError, RecipeError
 from effuse.core.recipe import Evaluate
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import SGD, Adam, CosineDecay
@@ -26,6 +26,7 @@ from effuse.metrics.classifier import Classifier
 from effuse.metrics.distances import frechet, moments
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
+from effuse.models.unet import Unet
 
 
 @spec
@@ -81,6 +82,32 @@ def test_groups_take_turns_and_change_nothing_here(tmp_path):
     assert phases(tmp_path) == ["warm-up", "synthesis", "warm-up", "synthesis", "federate"]
 
 
+def test_nobody_is_left_to_a_group_of_its_own(tmp_path):
+    """Three clients by two: the third goes with the first two, or its lost answer would end the run whatever the quorum."""
+    algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=Ddim(steps=2, batch=4), group=2)
+    run(toy_recipe(algorithm=algorithm, rounds=1), tmp_path / "three")
+    assert phases(tmp_path / "three") == ["warm-up", "synthesis", "federate"]
+    run(toy_recipe(algorithm=algorithm, clients=4, rounds=1), tmp_path / "four")
+    assert phases(tmp_path / "four") == ["warm-up", "synthesis"] * 2 + ["federate"]
+
+
+def test_a_decay_of_the_warm_up_is_refused():
+    """It would go by federated rounds, of which there is none yet, and stay at its beginning."""
+    with pytest.raises(RecipeError, match="algorithm.warmup.schedule: .* warm-up comes before the first"):
+        FedDDPM(**PREPARED | {"warmup": Adam(lr=1e-3, steps=1, schedule=CosineDecay())}, local=WHOLE, central=HALF)
+
+
+def test_a_histogram_is_charged(tmp_path):
+    """A network that is told its two classes: each of three clients sends two numbers of eight bytes beside its model."""
+    model = Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True)
+    algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=Ddim(steps=2, batch=4))
+    recipe = toy_recipe(algorithm=algorithm, model=model, rounds=1)
+    result = run(recipe, tmp_path / "run")
+    sent = [r["traffic"]["bytes"]["up"] for r in RunFolder(tmp_path / "run").records()]
+    assert sent[1] == 3 * (4 * result["parameters"] + 2 * 8)
+    assert check(recipe)["traffic"]["per_round"][1]["bytes"]["up"] == sent[1]
+
+
 def test_a_part_of_the_auxiliary_set(tmp_path):
     """Half of A's four images, drawn anew: two of c, or one of each; the correction ends at c/2 or at 0."""
     ends = set()
@@ -118,8 +145,8 @@ def test_localaug_sends_each_client_a_share_and_charges_it(tmp_path):
     assert trained(one_weight_recipe(algorithm), tmp_path / "run") in [pytest.approx(m) for m in mixed]
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     sharing = next(r for r in ledger["per_round"] if r["phase"] == "sharing")
-    # two images of a byte for each of two clients, with a label and an origin of eight bytes
-    assert sharing["bytes"] == {"up": 0, "down": 4 * (1 + 8 + 8), "total": 68} and sharing["parameters"]["total"] == 0
+    # two images of a byte for each of two clients: no label, where a model knows none, and not whose model drew it
+    assert sharing["bytes"] == {"up": 0, "down": 4, "total": 4} and sharing["parameters"]["total"] == 0
     assert phases(tmp_path / "run") == ["warm-up", "synthesis", "sharing", "federate"]
 
 

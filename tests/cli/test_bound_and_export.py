@@ -33,7 +33,18 @@ def test_the_bound_refuses_in_one_sentence(effuse):
     assert "zeta: a step of 0.5 is above the admissible" in effuse("bound fedddpm --zeta 0.5").sentence
     assert "n: 200 clients a round of N=100" in effuse("bound fedddpm -n 200").sentence
     assert "bound fedavg: there is none" in effuse("bound fedavg").sentence
-    assert "L: 0.0 must be above nought" in effuse("bound fedddpm -L 0").sentence
+    assert "L: 0.0 must be a number above nought" in effuse("bound fedddpm -L 0").sentence
+    for given, told in (
+        ("--zeta 0", "zeta: 0.0 must be a number above nought"),
+        ("--eta nan", "eta: nan must be a number above nought"),
+        ("-L inf", "L: inf must be a number above nought"),
+        ("--sigma-l nan", "sigma_l: nan must be a number, nought or more"),
+        ("--gap inf", "gap: inf must be a number, nought or more"),
+        ("-L 1e-320", "leave no number; choose constants nearer to 1"),
+        ("--plot b.xyz", "--plot b.xyz: there are no pictures of the kind 'xyz'"),
+    ):
+        assert told in effuse(f"bound fedddpm {given}").sentence
+    assert "effuse[plots]" in effuse("bound --help").out
     assert "raise T" in effuse("bound fedddpm -T 2").sentence
 
 

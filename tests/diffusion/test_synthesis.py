@@ -79,7 +79,7 @@ def test_joining_a_clients_data_of_another_depth():
     own = Dataset(
         torch.tensor([7, 9], dtype=torch.int32).view(2, 1, 1, 1), torch.tensor([1, 0]), ("a", "b"), peak=65535, flip=True
     )
-    both = joined(Shard(own, torch.tensor([1])), synthetic(255, 1))
+    both = joined(Shard(own, torch.tensor([1])), synthetic(255, 1).pixels, None)
     assert both.dataset.images.flatten().tolist() == [9, 65535, 257] and both.dataset.labels.tolist() == [0, 0, 0]
     assert both.dataset.peak == 65535 and both.dataset.flip and both.dataset.images.dtype == torch.int32 and len(both) == 3
 

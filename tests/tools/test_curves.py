@@ -93,7 +93,7 @@ def test_the_curves_of_real_runs(tmp_path):
     ("lines", "words"),
     [
         ((), "no run in it has a round"),
-        ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run was looked at twice by it; there are mix"),
+        ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run was looked at twice by it; there are mix, loss"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(tmp_path, lines, words):

@@ -3,6 +3,7 @@
 import dataclasses
 
 import torch
+from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.algorithm import FEDERATE, Server, on_client
@@ -10,11 +11,20 @@ from effuse.core.federation import Federation
 from effuse.core.model import Model
 from effuse.core.params import Mean
 from effuse.core.spec import spec
+from effuse.core.wire import message
 from effuse.core.workbench import Client
-from effuse.diffusion.synthesis import Gathering, Synthesising, Synthetic, joined
+from effuse.diffusion.synthesis import Gathering, Synthesising, joined
 
 SHARING = "sharing"
 SHARE = "share"  # its place in a client's state
+
+
+@message
+class Share:
+    """What a client is sent of the auxiliary set: not whose model drew it, which is nobody's business."""
+
+    pixels: Tensor  # uint8, N x C x H x W
+    labels: Tensor | None  # int64; None where the models know no classes
 
 
 @spec
@@ -43,20 +53,23 @@ class LocalAug(Synthesising, FedAvg, name="localaug"):
         heard = {k for k, _ in fed.ask_each(self.keep, {k: {"share": A_i} for k, A_i in self.split(server, fed).items()})}
         return dataclasses.replace(server, phase=FEDERATE, pending=tuple(k for k in fed.clients if k not in heard))
 
-    def split(self, server: Gathering, fed: Federation) -> dict[int, Synthetic]:
+    def split(self, server: Gathering, fed: Federation) -> dict[int, Share]:
         """A_i: an even split of A, shuffled, so that a client's share comes from all; the same in every round."""
         A = server.auxiliary
         order = torch.from_numpy(fed.workbench.lasting("split").numpy().permutation(len(A)))
-        return {k: A.rows(some) for k, some in zip(fed.clients, order.tensor_split(len(fed.clients)))}
+        labels = A.labels if server.model.arch.conditional else None
+        parts = zip(fed.clients, order.tensor_split(len(fed.clients)))
+        return {k: Share(A.pixels[some], None if labels is None else labels[some]) for k, some in parts}
 
     @on_client
-    def keep(self, client: Client, share: Synthetic) -> None:
+    def keep(self, client: Client, share: Share) -> None:
         client.state[SHARE] = share
 
     @on_client
-    def train(self, client: Client, model: Model, share: Synthetic | None) -> Update:
+    def train(self, client: Client, model: Model, share: Share | None) -> Update:
         if share is not None:
             client.state[SHARE] = share
         net = client.load(model)
-        fit = client.fit(net, self.local, joined(client.data, client.state[SHARE]))
+        more = client.state[SHARE]
+        fit = client.fit(net, self.local, joined(client.data, more.pixels, more.labels))
         return Update(client.unload(net), self.weight(client), fit.loss)

@@ -11,7 +11,7 @@ from rich.table import Table
 from effuse.cli import app
 from effuse.cli.options import Json
 from effuse.cli.progress import console
-from effuse.core.errors import EffuseError, RecipeError, RunError
+from effuse.core.errors import EffuseError, RecipeError, RunError, nearest
 from effuse.engines.files import writing
 from effuse.metrics.bound import Bound
 
@@ -31,7 +31,7 @@ def bound(
     N: Annotated[int, typer.Option("-N", min=1, help="Clients.")] = 100,
     zeta: Annotated[float | None, typer.Option(min=0.0, help="The clients' step; by default 1 / (2 L K sqrt T).")] = None,
     eta: Annotated[float | None, typer.Option(min=0.0, help="The server's step; by default 1 / (2 L E sqrt T).")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the terms over T; needs effuse[plots].")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the terms over T; needs effuse\\[plots].")] = None,
     as_json: Json = False,
 ) -> None:
     """The bound of METHOD's convergence theorem for given constants, with the admissible steps."""
@@ -94,6 +94,8 @@ def draw(bound: Bound, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise RunError("--plot: matplotlib is not installed; pip install 'effuse[plots]'") from None
+    if (kind := path.suffix[1:]) not in (kinds := Figure().canvas.get_supported_filetypes()):
+        raise RunError(f"--plot {path}: there are no pictures of the kind '{kind}'; {nearest(kind, kinds)}")
     rounds = sorted({*(round(2 ** (i / 2)) for i in range(2, 33)), bound.T})
     curves: dict[str, list[tuple[int, float]]] = {}
     for T in rounds:
@@ -103,7 +105,7 @@ def draw(bound: Bound, path: Path) -> None:
             continue  # too few rounds for these steps
         for name, value in {**terms, "bound": sum(terms.values())}.items():
             curves.setdefault(name, []).append((T, value))
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = figure.subplots()
     for name, points in curves.items():
         if any(value > 0 for _, value in points):
@@ -112,7 +114,8 @@ def draw(bound: Bound, path: Path) -> None:
             )
     axes.axvline(bound.T, color="grey", linestyle=":", label=f"T = {bound.T}")
     axes.set(xscale="log", yscale="log", xlabel="rounds T", ylabel="mean squared gradient, at most")
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))  # beside the curves: they fall from corner to corner
+    axes.set_title(", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(bound).items() if v is not None), fontsize="small")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)

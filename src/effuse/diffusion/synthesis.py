@@ -17,7 +17,7 @@ from effuse.core.federation import Federation
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model
 from effuse.core.sampler import Sampler
-from effuse.core.solvers import Solver
+from effuse.core.solvers import Constant, Solver
 from effuse.core.spec import spec
 from effuse.core.wire import message
 from effuse.core.workbench import Client, Workbench
@@ -75,10 +75,12 @@ class Upload:
 
     model: Model
     size: int
-    histogram: tuple[int, ...] | None  # images of each class, where the model is told classes
+    histogram: Tensor | None  # int64, images of each class, where the model is told classes; a tensor, so that it is charged
 
     def __post_init__(self) -> None:
-        counts, classes = (self.size,) if self.histogram is None else self.histogram, self.model.arch.shape.classes
+        if self.histogram is not None and (self.histogram.dim() != 1 or self.histogram.is_floating_point()):
+            raise WireError("upload: a histogram counts images, class by class")
+        counts, classes = (self.size,) if self.histogram is None else self.histogram.tolist(), self.model.arch.shape.classes
         if self.size < 1 or any(h < 0 for h in counts) or sum(counts) != self.size or len(counts) > max(1, classes):
             raise WireError(f"upload: {self.size} images cannot be {list(counts)} in {classes} classes")
 
@@ -96,6 +98,10 @@ class Synthesising(Algorithm, ABC):
         getattr(super(), "__post_init__", lambda: None)()
         if self.warmup.state == "kept":
             raise RecipeError("algorithm.warmup.state: a warm-up is one fit and keeps nothing; leave it out")
+        if self.warmup.schedule != Constant():
+            raise RecipeError(
+                "algorithm.warmup.schedule: a schedule goes by federated rounds, and warm-up comes before the first; leave it out"
+            )
 
     def setup(self, model: Model, fed: Federation) -> Server:
         return Gathering(model, phase=WARM_UP, pending=tuple(fed.clients))
@@ -106,7 +112,9 @@ class Synthesising(Algorithm, ABC):
     def prepare(self, server: Gathering, fed: Federation, then: str = FEDERATE) -> Gathering:
         """One round of warm-up, or of synthesis from it, for the next few clients: no more than their models lie about."""
         if server.phase == WARM_UP:
-            now, pending = server.pending[: self.group], server.pending[self.group :]
+            # a last one alone could not be spared, whatever the quorum, if its answer were lost
+            n = self.group + (len(server.pending) == self.group + 1 > 2)
+            now, pending = server.pending[:n], server.pending[n:]
             # and not all of them: a client whose answer is lost has kept no model
             warmed = tuple(k for k, _ in fed.ask(self.warm_up, now, arch=server.model.arch))
             return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
@@ -114,7 +122,8 @@ class Synthesising(Algorithm, ABC):
         added: list[Synthetic] = []
         for k, upload in fed.ask(self.upload, server.warmed):  # one model at a time
             n = max(1, round(self.share * upload.size))
-            added.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, upload.histogram))
+            histogram = None if upload.histogram is None else upload.histogram.tolist()
+            added.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, histogram))
             del upload
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
@@ -133,7 +142,7 @@ class Synthesising(Algorithm, ABC):
     @on_client
     def upload(self, client: Client) -> Upload:
         model = client.state.pop(WARMED)
-        return Upload(model, client.size, tuple(client.data.histogram) if model.arch.conditional else None)
+        return Upload(model, client.size, torch.tensor(client.data.histogram) if model.arch.conditional else None)
 
     def images(self, server: Gathering) -> Images | None:
         return None if server.auxiliary is None else server.auxiliary.images(server.model.arch.conditional)
@@ -171,13 +180,15 @@ def together(parts: Sequence[Synthetic]) -> Synthetic:
     return Synthetic(pixels, torch.cat([p.labels.cpu() for p in parts]), torch.cat([p.origin.cpu() for p in parts]))
 
 
-def joined(shard: Shard, more: Synthetic) -> Shard:
+def joined(shard: Shard, pixels: Tensor, labels: Tensor | None) -> Shard:
     """A client's data with synthetic images added, stored as its own are."""
     data = shard.gathered()
-    own, labels = data.images, more.labels
-    if more.pixels.is_meta:  # a rehearsal, in which nothing but the client's labels is real
-        own, labels = own.to("meta"), torch.zeros(len(more), dtype=torch.int64)
-    added = more.pixels if data.peak == 255 else (more.pixels.float() * (data.peak / 255)).round()
+    own = data.images
+    if pixels.is_meta:  # a rehearsal, in which nothing but the client's labels is real
+        own = own.to("meta")
+    if labels is None or pixels.is_meta:
+        labels = torch.zeros(len(pixels), dtype=torch.int64)
+    added = pixels if data.peak == 255 else (pixels.float() * (data.peak / 255)).round()
     images = torch.cat([own, added.to(own.device, own.dtype)])
     labels = torch.cat([data.labels, labels.to(data.labels.device)])
     return Shard.whole(dataclasses.replace(data, images=images, labels=labels))

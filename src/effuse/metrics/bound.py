@@ -38,9 +38,12 @@ class Bound:
     def __post_init__(self) -> None:
         if not 1 <= self.n <= self.N:
             raise RecipeError(f"n: {self.n} clients a round of N={self.N}; choose n from 1 to N")
-        for name in ("L", "K", "E", "T"):
-            if not getattr(self, name) > 0:
-                raise RecipeError(f"{name}: {getattr(self, name)} must be above nought")
+        for name in ("L", "K", "E", "T", "zeta", "eta"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise RecipeError(f"{name}: {value} must be a number above nought")
+        for name in ("sigma_l", "sigma_g", "sigma_s", "gap"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise RecipeError(f"{name}: {value} must be a number, nought or more")
 
     @property
     def steps(self) -> tuple[float, float]:
@@ -105,6 +108,8 @@ class Bound:
         self.refuse()
         zeta, eta = self.steps
         rate = 2 * min(zeta * self.K * self.constant(), 0.5 * eta * self.E)
+        if not 0 < rate < math.inf:
+            raise RecipeError(f"L: with {self.L:g} the steps of {zeta:g} and {eta:g} leave no number; choose constants nearer to 1")
         return {"start": self.gap / (self.T * rate)} | {name: value / rate for name, value in self.noise().items()}
 
     def total(self) -> float:

@@ -25,6 +25,8 @@ KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
     "fedprox": ("algorithm.mu", (0.001, 0.01, 0.1)),
     "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
     "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
+    # the longer run may want a smaller step
+    "fedavg_matched": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
     "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
 }
 # what `tuning` found best, by method; nothing yet: each has the value of its recipe
@@ -91,7 +93,7 @@ def tuning(
     cells = [
         cell_of(
             method, data, {"partition": "shard", "value": f"{value:g}"}, None, f"seed={seed}",
-            *_looks(s, method, 0, samples), *_rates(method, rate or TUNED.get("fedavg", s.zeta)), f"{knob}={value:g}", size=size,
+            *_looks(s, method, 0, samples), *_rates(method, TUNED.get("fedavg", s.zeta) if rate is None else rate), f"{knob}={value:g}", size=size,
         )
         for method, (knob, values) in KNOBS.items()
         for value in values
