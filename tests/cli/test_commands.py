@@ -158,6 +158,7 @@ def test_seeds_run_resume_and_spread(effuse, toy_file, monkeypatch):
     first = json.loads(Path("s/seed-0/result.json").read_text())
     answer = effuse(f"{options} --seeds 1,0 --out s --json")
     assert answer.code == 0 and answer.json["runs"] == {"0": "s/seed-0", "1": "s/seed-1"}
+    assert json.loads(Path("s/seeds.json").read_text()) == answer.json
     spread = answer.json["metrics"]["kid_classifier"]
     assert spread["values"][0] == first["metrics"]["kid_classifier"]["value"] != spread["values"][1]
     assert spread["mean"] == pytest.approx(sum(spread["values"]) / 2)

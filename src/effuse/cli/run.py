@@ -12,6 +12,7 @@ from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeNam
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.engines import driver
+from effuse.engines.files import write_atomically
 from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
 from effuse.engines.profile import profiled
@@ -31,7 +32,7 @@ def run(
     clients: Clients = None,
     seed: Seed = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="Run or resume one run per seed; print mean and spread.")
+        str | None, typer.Option(metavar="0,1,2", help="Run or resume one run per seed; mean and spread go to seeds.json beside.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
     as_json: Json = False,
@@ -65,8 +66,10 @@ def run(
         tell(results[n], folder, spans, False, as_json or quiet)
     names = next(iter(results.values()))["metrics"]
     spread = {name: _spread([r["metrics"][name]["value"] for r in results.values()]) for name in names}
+    report = {"runs": {n: str(folder) for n, (_, folder) in planned.items()}, "metrics": spread}
+    write_atomically(root / "seeds.json", (json.dumps(report, indent=2) + "\n").encode())
     if as_json:
-        print(json.dumps({"runs": {n: str(folder) for n, (_, folder) in planned.items()}, "metrics": spread}))
+        print(json.dumps(report))
     elif not quiet:
         show_spread(spread, list(results))
 
