@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from hand import one_weight_recipe, trained
-from toy import ADAM, toy_recipe
+from toy import ADAM, ToyUnet, toy_recipe
 
-from effuse.algorithms.fedphd import Choice, Edge, FedPhD, chances, homogeneity, sparsifying
+from effuse.algorithms.fedphd import Choice, Edge, FedPhD, Kept, Trained, chances, homogeneity, sparsifying
 from effuse.core.algorithm import on_client
+from effuse.core.data import Shape
 from effuse.core.errors import RecipeError, WireError
+from effuse.core.model import Model
+from effuse.core.params import Buffers, Params
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD
@@ -25,6 +28,7 @@ from effuse.engines.folder import RunFolder
 from effuse.engines.save import load
 from effuse.engines.state import Snapshots
 from effuse.privacy.histogram import Disclosure, Gaussian, Laplace
+from effuse.pruning.prune import prune
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from edge_balance import room, simulated
@@ -32,6 +36,11 @@ from edge_balance import room, simulated
 UNIFORM = np.full(10, 0.1)
 STEP = SGD(lr=0.5, batch=4, steps=1)  # from w to x
 HALF_STEP = SGD(lr=0.25, batch=4, steps=1)  # half of the way to x
+
+
+def rounds_of(folder: Path) -> list[dict]:
+    """What a run wrote of its rounds, after the one in which clients enrol."""
+    return [json.loads(x) for x in (folder / "rounds.jsonl").read_text().splitlines()[1:]]
 
 
 def images(*classes: int, n: int = 2500) -> np.ndarray:
@@ -65,6 +74,60 @@ def test_choices_of_an_edge():
     assert chances(own, full, 15_000, 0, UNIFORM).tolist() == [0.5, 0.5], "ReLU leaves neither: alike"
     several = chances(np.array([own, images(2, 3)]), np.array([same, other]), 15_000, 0, UNIFORM)
     assert several[0] == pytest.approx(P) and several[1] == pytest.approx(P[::-1])
+
+
+class Site:
+    """A client that has told its histogram, with randomness of a seed's."""
+
+    def __init__(self, told: np.ndarray, seed: int) -> None:
+        self.state = {"told": Kept(tuple(told))}
+        self.stream = lambda purpose: Stream((seed, purpose))
+
+
+def first_choices(algorithm: FedPhD, own: np.ndarray, *edges: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """How often each edge comes first in 400 choices."""
+    q = torch.tensor(np.array(edges), dtype=torch.float32)
+    first = [algorithm.choose(Site(own, seed), q, scale).edges[0] for seed in range(400)]
+    return np.bincount(first, minlength=len(edges)) / 400
+
+
+def test_images_as_shares_in_the_choice_of_an_edge():
+    """Of 50,000 images, a=1, b=-1: the same classes 1.367544 - 5000/50000 - 1 = 0.267544, others 1.612702 - 0.1 - 1 = 0.512702,
+    so 0.342898 and 0.657102. In images, both are at nought. A frequency of 400 draws has a standard deviation of 0.024.
+    """
+    own, edges = images(0, 1), np.array([images(0, 1), images(2, 3)])
+    P = chances(own, edges, 1.0, -1.0, UNIFORM, 50_000)
+    assert P == pytest.approx([0.342898, 0.657102], abs=1e-6)
+    algorithm = FedPhD(local=STEP, a=1.0, b=-1.0, normalised=True)
+    assert first_choices(algorithm, own, *edges, scale=50_000.0) == pytest.approx(P, abs=0.07)
+
+
+def test_a_random_choice_heeds_nothing():
+    """90,000 images leave edges 0 and 2 at nought (15000 * 2 - 92500 < 0): by Eq. 25 all go to edge 1, at random a third."""
+    full, empty = images(*range(10), n=90_000), np.zeros(10)
+    for selection, expected in (("homogeneity", [0, 1, 0]), ("random", [1 / 3, 1 / 3, 1 / 3])):
+        found = first_choices(FedPhD(local=STEP, edges=3, selection=selection), images(0, 1), full, empty, full)
+        assert found == pytest.approx(expected, abs=0.07)
+
+
+def test_a_known_target_takes_the_place_of_the_uniform_one(tmp_path):
+    """All white is wanted, q_u = (1, 0). Weights at an edge: mu is 2 for client 0 and 2 - sqrt 2 for client 1, so 3 + 20 against
+    1 + 5.857864, (23 - 6.857864) / 29.857864 = 0.540633. The choice of four white images, a=10, b=-14: an edge of four
+    more is at 20 - 8 - 14 < 0, of one more at 20 - 5 - 14 = 1, an empty one at 20 - 4 - 14 = 2; with mu = 1.29 all are at nought.
+    """
+    w = np.array([3 + 10 * 2, 1 + 10 * (2 - 2**0.5)])
+    found = trained(one_weight_recipe(by_hand(q_u=(1.0, 0.0))), tmp_path / "run")
+    assert found == pytest.approx((w[0] - w[1]) / w.sum(), rel=1e-6) == pytest.approx(0.540633, abs=1e-6)
+    algorithm = FedPhD(local=STEP, edges=3, a=10.0, b=-14.0, q_u=(1.0, 0.0))
+    white = np.array([1.0, 0.0])
+    assert first_choices(algorithm, 4 * white, 4 * white, white, 0 * white) == pytest.approx([0, 1 / 3, 2 / 3], abs=0.07)
+
+
+def test_the_defaults_weigh_as_the_balance_of_load_was_found():
+    """a=15,000, b=0: 2,500 images of two classes weigh 2500 + 15000 * 1.367544 = 23013.167; lambda_0 is of the paper's grid."""
+    default = FedPhD(local=STEP)
+    assert default._weight(images(0, 1), 1.0) == pytest.approx(23_013.167, abs=1e-3)
+    assert (default.lambda_0, default.ratio, default.cohort) == (1e-4, 0.2, 0.2)
 
 
 def test_equation_19_adds_images_to_images():
@@ -153,6 +216,17 @@ def test_the_weights_in_the_cloud(tmp_path):
     assert trained(one_weight_recipe(chosen(weights="size")), tmp_path / "b") == 0.5
 
 
+def test_relu_is_taken_edge_by_edge(tmp_path):
+    """b=-14.5: client 0 weighs 3 + 12.93 - 14.5 = 1.43 at edge 0, client 1 nothing at edge 1, where nobody weighs more: its work
+    counts there. After a cycle of two rounds the edges weigh 6 + 12.93 - 14.5 = 4.43 and 2 + 12.93 - 14.5 = 0.43: 4 / 4.86.
+    """
+    w = np.array([6 + 10 * MU - 14.5, 2 + 10 * MU - 14.5])
+    assert w[1] > 0 > 1 + 10 * MU - 14.5
+    found = trained(one_weight_recipe(chosen(r_g=2, b=-14.5), rounds=2), tmp_path / "run")
+    assert found == pytest.approx((w[0] - w[1]) / w.sum(), rel=1e-6) == pytest.approx(0.823408, abs=1e-6)
+    assert rounds_of(tmp_path / "run")[0]["noted"]["n_e"] == [3, 1]
+
+
 @spec
 class Drowned(Disclosure):
     """Noise that leaves nothing of a single image."""
@@ -175,6 +249,33 @@ def test_work_counts_where_noise_leaves_no_images(tmp_path):
     assert ledger["training"]["edges"]["1"]["up"] == 4, "its work was sent"
 
 
+@spec
+class Louder(Disclosure):
+    """Ten images more of every class."""
+
+    charge = None
+
+    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        return np.full(classes, 10.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"b": 5.0}, {"b": 1.25, "normalised": True}, {"b": 45.0, "histogram": Louder()}],
+    ids=["images", "shares of four", "told with noise"],
+)
+def test_clients_are_shown_the_edges_and_choose_by_what_they_told(tmp_path, options):
+    """a=0, so an edge is wanted by b minus the images that it would have. Clients of 3 and 1, cycles of two rounds, b=5: where
+    client 0 was, there are 3 + 3 > 5; the other edge has at most 1 + 3 < 5. So it changes edge in every second round, whatever
+    client 1 did. Shares of 4 with b=5/4 are the same. Told as 23 and 21: 46 > 45 and 21 + 23 < 45, where 3 would fit in anywhere.
+    """
+    algorithm = FedPhD(local=STEP, cohort=None, r_g=2, variant="none", a=0.0, **options)
+    run(one_weight_recipe(algorithm, rounds=16), tmp_path / "run")
+    at = [x["noted"]["edges"]["0"] for x in rounds_of(tmp_path / "run")]
+    assert [first + second for first, second in zip(at[::2], at[1::2])] == [1] * 8
+    assert {*at[::2]} == {0, 1}, "in the first round of a cycle both edges are empty"
+
+
 def test_a_cycle_of_two_rounds(tmp_path):
     """r_g=2, half steps: edge 0 goes 0, 0.5, 0.75, edge 1 0, -0.5, -0.75; by size (3 * 0.75 - 0.75) / 4 = 0.375. An edge counts its
     client twice, so n_e = 6 and 2, and starts at nought in the next cycle.
@@ -191,9 +292,21 @@ def test_edges_that_aggregate_every_second_round(tmp_path):
     """One edge, half steps, by size. r_e=1: (3 * 0.5 - 0.5) / 4 = 0.25, then from there (3 * 0.625 - 0.375) / 4 = 0.375. r_e=2: both
     rounds start from 0 and give 0.5 and -0.5; their mean is 0.25.
     """
-    for r_e, expected in ((1, 0.375), (2, 0.25)):
+    for r_e, expected, n_e in ((1, 0.375, [[4], [8]]), (2, 0.25, [[0], [8]])):
         recipe = one_weight_recipe(by_hand(local=HALF_STEP, r_e=r_e, r_g=2, weights="size"), rounds=2)
         assert trained(recipe, tmp_path / str(r_e)) == expected
+        assert [x["noted"]["n_e"] for x in rounds_of(tmp_path / str(r_e))] == n_e
+
+
+def test_a_silent_edge_does_not_aggregate(tmp_path):
+    """r_e=2, r_g=4, half steps, by size; edge 1 is silent in round 2. Edge 0 has 0.5 (3 images), then 0.5 and -0.5 (3 and 1) of
+    both clients: 2.5 / 7 from 7 images; from there client 0 goes half of the way to 1 twice, x = (2.5 / 7 + 1) / 2, n = 13. Edge
+    1 has not aggregated, so client 1 starts from 0 in rounds 1, 3 and 4: -0.5, n = 3. Cloud: (13 x - 1.5) / 16 = 0.457589.
+    """
+    algorithm = chosen(local=HALF_STEP, r_e=2, r_g=4, weights="size", outages=((2, 1),))
+    found = trained(one_weight_recipe(algorithm, rounds=4), tmp_path / "run")
+    assert [x["noted"]["n_e"] for x in rounds_of(tmp_path / "run")] == [[0, 0], [7, 0], [7, 0], [13, 3]]
+    assert found == pytest.approx((13 * (2.5 / 7 + 1) / 2 - 1.5) / 16, rel=1e-6) == pytest.approx(0.457589, abs=1e-6)
 
 
 def test_the_regulariser():
@@ -212,6 +325,54 @@ def test_sparse_training_shrinks_what_will_be_cut(tmp_path):
     assert norms[1.0] < 0.8 * norms[0.0]
     never = FedPhD(local=ADAM, cohort=None, r_g=1, variant="none")
     assert run(toy_recipe(algorithm=never, rounds=3), tmp_path / "n")["weights_sha256"] == digests[0.0]
+
+
+@spec
+class Watched(FedPhD):
+    """Clients do nothing, and report as their loss whether they were to regularise."""
+
+    @on_client
+    def train(self, client: Client, theta: Model, sparse: bool) -> Trained:
+        return Trained(theta, float(sparse))
+
+
+@pytest.mark.parametrize(
+    ("variant", "regularised"), [("sparse", [1, 1, 1, 1, 0, 0]), ("os", [0] * 6), ("none", [0] * 6)]
+)
+def test_it_is_regularised_until_the_cut(variant, regularised, tmp_path):
+    """R_s=3, r_g=2: cut at the end of round 4, which is still a sparse one; who is not cut by norm is never regularised."""
+    algorithm = Watched(local=ADAM, cohort=None, r_g=2, R_s=3, variant=variant, ratio=0.5)
+    run(toy_recipe(algorithm=algorithm, rounds=6), tmp_path / "run")
+    assert [x["loss"] for x in rounds_of(tmp_path / "run")] == regularised
+
+
+def test_the_cloud_cuts_by_norm(tmp_path):
+    """Without a regulariser the model before the cut is that of a run without one: what is left of it are the largest norms."""
+    options = {"local": ADAM, "cohort": None, "r_g": 1, "R_s": 1, "lambda_0": 0.0, "ratio": 0.5}
+    left = {}
+    for variant in ("sparse", "none"):
+        recipe = toy_recipe(algorithm=FedPhD(**options, variant=variant), rounds=1, model=ToyUnet(width=16))
+        run(recipe, tmp_path / variant)
+        left[variant] = load(tmp_path / variant).model
+    expected = prune(left["none"], 0.5, "norm", Stream(("any",)))
+    assert left["sparse"].arch == expected.arch and left["sparse"].params.digest() == expected.params.digest()
+
+
+def test_one_shot_cuts_at_random():
+    """Channels weigh 1, 2, 3 and 4 in all that they are: by norm 3 and 4 would always stay. All six pairs do in thirty draws."""
+    arch, size = ToyUnet().resolved(Shape(4, 1, 2)), torch.arange(1.0, 5.0)
+    params = {k: torch.ones_like(t) for k, t in arch.initial(Stream((0,))).params.items()} | {"down.bias": size}
+    params["down.weight"] = params["down.weight"] * size[:, None, None, None]
+    params["middle.weight"] = params["middle.weight"] * size[None, :, None, None]
+    model = Model(arch, Params(params), Buffers({}))
+
+    class Fed:
+        def __init__(self, seed):
+            self.workbench = type("Workbench", (), {"stream": lambda self, purpose: Stream((seed, purpose))})()
+
+    one_shot = FedPhD(local=STEP, variant="os", ratio=0.5)
+    stayed = {tuple(one_shot.setup(model, Fed(seed)).model.params["down.bias"].tolist()) for seed in range(30)}
+    assert stayed == {(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
 
 
 def test_the_cut_in_the_middle_of_a_run(tmp_path):
@@ -289,17 +450,27 @@ def test_a_silent_edge_is_replaced_by_the_next_best(tmp_path):
     ]
 
 
+@spec
+class Wayward(FedPhD):
+    """Both clients would go to edge 1, else client 0 to edge 2 and client 1 to edge 0."""
+
+    @on_client
+    def choose(self, client: Client, q: torch.Tensor, scale: float) -> Choice:
+        return Choice((1, 2, 0) if client.id == 0 else (1, 0, 2))
+
+
+def test_each_client_has_a_next_best_of_its_own(tmp_path):
+    """Edge 1 is silent in round 2, edges 1 and 2 are in round 3."""
+    algorithm = Wayward(local=STEP, cohort=None, edges=3, r_g=1, variant="none", outages=((2, 1), (3, 1), (3, 2)))
+    run(one_weight_recipe(algorithm, rounds=3), tmp_path / "run")
+    went = [x["noted"]["edges"] for x in rounds_of(tmp_path / "run")]
+    assert went == [{"0": 1, "1": 1}, {"0": 2, "1": 0}, {"0": 0, "1": 0}]
+
+
 def test_the_next_best_is_the_next_likely():
-    """Three edges with 0, 2500 and 40,000 images of the client's classes: whichever is drawn first, the others come by chance."""
-
-    class Site:
-        state = {"told": type("Kept", (), {"counts": tuple(images(0, 1))})}
-
-        def __init__(self, seed):
-            self.stream = lambda purpose: Stream((seed, purpose))
-
+    """Three edges with 10,000, 0 and 2500 images of the client's classes: whichever is drawn first, the others come by chance."""
     q = torch.tensor(np.array([images(0, 1, n=10_000), np.zeros(10), images(0, 1)]))
-    choices = {FedPhD(local=STEP, edges=3).choose(Site(seed), q, 1.0).edges for seed in range(60)}
+    choices = {FedPhD(local=STEP, edges=3).choose(Site(images(0, 1), seed), q, 1.0).edges for seed in range(60)}
     assert choices == {(1, 2, 0), (2, 1, 0), (0, 1, 2)}
 
 

@@ -9,16 +9,23 @@ from torch import Tensor, nn
 from toy import ADAM, ToyImages, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.moon import Moon, contrastive
+from effuse.algorithms.moon import Contrasted, Moon, contrastive
+from effuse.core.algorithm import on_client
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
+from effuse.core.model import Model
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import SGD
+from effuse.core.spec import spec
 from effuse.core.task import Batch, Net
+from effuse.core.workbench import Client
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.schedules import Linear
 from effuse.engines.check import check
 from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
+from effuse.engines.save import load
+from effuse.engines.state import Snapshots
 from effuse.metrics.accuracy import Accuracy
 from effuse.metrics.cost import layer_macs
 from effuse.models.classify import Classify
@@ -33,22 +40,23 @@ NETS = {
 
 
 class Direction(nn.Module):
-    """Features are its weight, a vector in the plane; its output is nought."""
+    """Features are its weight, a vector in the plane, and the image's one pixel added to both; its output is nought."""
 
     def __init__(self) -> None:
         super().__init__()
         self.z = nn.Parameter(torch.tensor([1.0, 0.0]))
 
     def forward(self, x: Tensor, give: str = "output"):
-        z = self.z.expand(len(x), 2)
+        z = self.z + x.flatten(1)
         return z if give == "features" else (torch.zeros(len(x), 2) + 0 * z, z)
 
 
-def contrast(glob, prev, mu=1.0, T=0.5, weight=None):
-    """The loss and its contrast for z = (1, 0), two images of class 0 whose cross-entropy is ln 2 each."""
+def contrast(glob, prev, mu=1.0, T=0.5, pixels=(0.0, 0.0), weight=None):
+    """The loss and its contrast for z = (1, 0), images of class 0 whose cross-entropy is ln 2 each."""
     net = Net(Direction())
     given = {"glob": {"z": torch.tensor(glob)}, "prev": {"z": torch.tensor(prev)}, "mu": mu, "T": T}
-    batch = Batch(torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.int64), Classify(), weight=weight)
+    x = torch.tensor(pixels).view(-1, 1, 1, 1)
+    batch = Batch(x, torch.zeros(len(x), dtype=torch.int64), Classify(), weight=weight)
     loss, noted = contrastive(net, batch, given)
     loss.backward()
     return loss.item(), noted.item(), net.params["z"].grad.tolist()
@@ -75,9 +83,43 @@ def test_the_gradient_by_hand():
 
 
 def test_padding_does_not_count():
-    whole = contrast([3.0, 1.0], [0.0, 5.0])
-    half = contrast([3.0, 1.0], [0.0, 5.0], weight=torch.tensor([1.0, 0.0]))
-    assert half[:2] == pytest.approx(whole[:2], rel=1e-6) and half[2] == pytest.approx(whole[2], rel=1e-6)
+    """A pixel of 1 makes (2, 1), (4, 1) and (1, 6) of (1, 0), (3, 0) and (0, 5): cosines of 9 / sqrt 85 and 8 / sqrt 185, so the
+    contrast is ln(1 + e^(-2 * 0.388015)) = 0.378593; a pixel of 0 has 0.126928. Two images have the mean, padding no share.
+    """
+    alone, both, padded = (
+        contrast([3.0, 0.0], [0.0, 5.0], pixels=pixels, weight=weight)
+        for pixels, weight in (((0.0,), None), ((0.0, 1.0), None), ((0.0, 1.0), torch.tensor([1.0, 0.0])))
+    )
+    other = math.log(1 + math.exp(2 * (8 / 185**0.5 - 9 / 85**0.5)))
+    assert [alone[1], other] == pytest.approx([0.126928, 0.378593], abs=1e-6)
+    assert both[1] == pytest.approx((alone[1] + other) / 2, rel=1e-6)
+    assert padded[:2] == pytest.approx(alone[:2], rel=1e-6) and padded[2] == pytest.approx(alone[2], abs=1e-7)
+
+
+class Onlooker(nn.Module):
+    """Features are what it is shown, however weighed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+        self.shown: list[tuple[Tensor, ...]] = []
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor, give: str = "output"):
+        self.shown.append((x, t, labels))
+        z = self.w * x.flatten(1)
+        return z if give == "features" else (0 * x, z)
+
+
+def test_all_three_models_see_the_same_noisy_image():
+    """Features are the input times a weight, here 1, 2 and 3: of one input all cosines are 1, and the contrast is ln 2."""
+    task, net = Denoise(schedule=Linear(steps=25), drop=0.5), Net(Onlooker())
+    x, labels = torch.linspace(-1, 1, 4 * 9).view(4, 1, 3, 3), torch.tensor([0, 1, 0, 1])
+    batch = Batch(x, labels, task, task.draw(4, x.shape[1:], labels, torch.Generator().manual_seed(0)))
+    given = {"glob": {"w": torch.tensor(2.0)}, "prev": {"w": torch.tensor(3.0)}, "mu": 1.0, "T": 0.5}
+    assert contrastive(net, batch, given)[1].item() == pytest.approx(math.log(2), rel=1e-6)
+    own, *others = net.module.shown
+    assert len(others) == 2 and all(torch.equal(a, b) for other in others for a, b in zip(own, other))
+    assert torch.equal(own[0], task.noisy(batch)) and torch.equal(own[1], batch.drawn["t"])
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -129,6 +171,29 @@ def test_the_first_participation_is_fedavg(tmp_path):
     assert digests["mu=0", 2] == digests["fedavg", 2]
     lines = [json.loads(x) for x in (tmp_path / "moon-2" / "rounds.jsonl").read_text().splitlines()]
     assert "noted" not in lines[0] and abs(lines[1]["noted"]["contrast_from_ln2"]) < math.log(2)
+
+
+def test_a_client_keeps_the_model_that_it_trained_last(tmp_path):
+    """One client's model is the federation's: after two rounds it keeps that of the second, not what it received or its first."""
+    run(toy_recipe(algorithm=Moon(local=ADAM), clients=1, rounds=2), tmp_path / "run")
+    last = RunFolder(tmp_path / "run").load_checkpoint().snapshots[0]
+    kept = Snapshots(tmp_path / "run" / "clients" / "0").read(last)["prev"]
+    assert kept.digest() == load(tmp_path / "run").model.params.digest()
+
+
+@spec
+class Contrasting(Moon):
+    """Client 0 has no last model; the others report contrasts of 1 and 2."""
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Contrasted:
+        return Contrasted(model, 1.0, 0.0, float(client.id) or None)
+
+
+def test_the_noted_contrast_is_told_from_ln_2(tmp_path):
+    """(1 + 2) / 2 - ln 2 = 0.806853; who has no last model does not count."""
+    run(toy_recipe(algorithm=Contrasting(local=ADAM), rounds=1), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").records()[0]["noted"]["contrast_from_ln2"] == pytest.approx(0.806853, abs=1e-6)
 
 
 def test_a_classifier_with_a_projection_learns(tmp_path):

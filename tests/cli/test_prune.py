@@ -4,17 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
-from toy import ADAM, ToyImages, toy_recipe
+from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 
 from effuse.algorithms.localonly import LocalOnly
 from effuse.core.recipe import Evaluate
+from effuse.core.rng import Stream
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.driver import run
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.save import load
 from effuse.metrics.cost import layer_macs
 from effuse.metrics.diversity import Diversity
+from effuse.metrics.encoders import Pixels
+from effuse.metrics.fidelity import FID
 from effuse.models.unet import Unet
+from effuse.pruning.prune import prune
 
 LOOK = {"evaluate": Evaluate(grid=2, metrics=(Diversity(n=4),)), "sampler": Ancestral(batch=4, steps=2)}
 
@@ -25,6 +29,15 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prune") / "run"
     model = Unet(widths=(8, 16), layers=1, attention=(), groups=4, conditional=True)
     run(toy_recipe(model=model, data=ToyImages(side=8), **LOOK), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """A run of three layers, sixteen channels wide, that kept an average of its weights."""
+    folder = tmp_path_factory.mktemp("prune") / "toy"
+    look = LOOK | {"evaluate": Evaluate(grid=2, metrics=(FID(n=4, encoder=Pixels(side=2)),))}
+    run(toy_recipe(model=ToyUnet(width=16), ema=0.5, **look), folder)
     return folder
 
 
@@ -49,6 +62,38 @@ def test_it_reports_both_and_leaves_a_run_that_opens(effuse, finished):
     assert "plain diffusers does not" in effuse(f"resume {out} --json").json["pruned"]
     assert "pruned after training" in effuse(f"resume {out}").out
     assert effuse(f"evaluate {out} --quiet").code == 0
+
+
+def weights(folder: Path) -> str:
+    return load(folder).model.params.digest()
+
+
+def test_each_model_has_metrics_of_its_own(effuse, averaged, tmp_path):
+    """Before: what the run itself had found, from the same noise. After: what an evaluation of the new folder finds."""
+    report = effuse(f"prune {averaged} --ratio 0.5 --out {tmp_path}/small --json").json
+    before, after = report["before"]["metrics"], report["after"]["metrics"]
+    assert before["fid_pixels"] == json.loads((averaged / "result.json").read_text())["metrics"]["fid_pixels"]
+    assert before["fid_pixels"]["value"] != after["fid_pixels"]["value"]
+    effuse(f"evaluate {tmp_path}/small --quiet")
+    assert json.loads((tmp_path / "small" / "evaluation.json").read_text())["metrics"] == after
+
+
+def test_the_average_is_pruned_where_it_is_asked_for(effuse, averaged, tmp_path):
+    """The same cut of the weights' average as of the weights."""
+    for option, ema in (("", False), ("--ema", True)):
+        out = tmp_path / f"small{option}"
+        assert effuse(f"prune {averaged} --ratio 0.5 {option} --out {out} --quiet").code == 0
+        assert weights(out) == prune(load(averaged, ema=ema).model, 0.5, "norm", Stream(("any",))).params.digest()
+    assert weights(tmp_path / "small") != weights(tmp_path / "small--ema")
+
+
+def test_a_seed_chooses_the_channels(effuse, averaged, tmp_path):
+    found = []
+    for n, seed in enumerate((1, 1, 2)):
+        command = f"prune {averaged} --criterion random --ratio 0.5 --seed {seed} --out {tmp_path}/{n} --quiet"
+        assert effuse(command).code == 0
+        found.append(weights(tmp_path / str(n)))
+    assert found[0] == found[1] != found[2]
 
 
 def test_the_pruned_model_trains_on(effuse, finished, tmp_path):

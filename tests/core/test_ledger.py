@@ -138,3 +138,11 @@ def test_the_published_costs():
     assert fedphd["paper"] == pytest.approx(65.4612, abs=1e-4) and fedphd["symmetric"] == pytest.approx(68.5784, abs=1e-4)
     savings = [100 * (1 - 65.46 / other) for other in (546.10, 109.22)]
     assert savings == pytest.approx([88.0, 40.1], abs=0.05)
+
+
+def test_costs_of_directions_that_differ():
+    """Clients send 10 MiB and are sent 30 over the long way, 100 and 700 over the short one; edges send 5 and are sent 2. The
+    paper: 0.2 * (10 + 7) + 0.002 * 100 = 3.6. Both directions everywhere: 0.2 * (40 + 7) + 0.002 * 800 = 11.
+    """
+    found = costs(sent(client_server=(10, 30), client_edge=(100, 700), edge_cloud=(5, 2)))
+    assert [found["paper"], found["symmetric"]] == pytest.approx([3.6, 11.0])

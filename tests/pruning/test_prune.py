@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_pruning
+from torch import nn
 from toy import ToyUnet
 
 from effuse.core.data import Shape
@@ -10,15 +11,16 @@ from effuse.core.errors import ModelError, RecipeError
 from effuse.core.model import Arch, Model, fill
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import build, parse, spec, text
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
 from effuse.metrics.cost import layer_macs, parameters
 from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.cut import Cut, narrowed
 from effuse.models.resnet import Cnn
 from effuse.models.saved import load_model
 from effuse.models.unet import CifarUnet, DigitsUnet, Unet
-from effuse.pruning.groups import groups_of
+from effuse.pruning.groups import Group, groups_of
 from effuse.pruning.prune import cut, group_weights, importance, prune
 
 CIFAR = CifarUnet().resolved(Shape(32, 3, 10))
@@ -27,6 +29,7 @@ NETS = {
     "unet with heads and scales": Unet(
         widths=(16, 32), layers=1, attention=(4,), groups=4, heads=8, conditional=True, resnet_time_scale_shift="scale_shift"
     ).resolved(Shape(8, 3, 10)),
+    "unet whose skips begin anywhere": Unet(widths=(16, 24), layers=1, attention=(), groups=4).resolved(Shape(8, 3, 10)),
     "digits": DigitsUnet().resolved(Shape(8, 1, 10)),
     "convnext": ConvnextUnet(dim=12).resolved(Shape(8, 1, 10)),
     "conditional convnext": ConvnextUnet(dim=12, conditional=True).resolved(Shape(8, 1, 10)),
@@ -37,13 +40,44 @@ def small(name: str) -> Model:
     return NETS[name].initial(Stream((0,)))
 
 
-def answer(model: Model) -> torch.Tensor:
-    net = model.arch.build().eval()
-    fill(net, model)
+def answer(model: Model, net: nn.Module | None = None) -> torch.Tensor:
+    """What a model puts out, or another network when shown the same."""
+    if net is None:
+        net = model.arch.build().eval()
+        fill(net, model)
     shape = model.arch.shape
     x = torch.randn(2, shape.channels, shape.side, shape.side, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return net(x, torch.tensor([3, 7]), torch.tensor([0, 1]) if model.arch.conditional else None)
+
+
+class Links(nn.Module):
+    """Seven convolutions in a row, those of the decoder made first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.e, self.f, self.g = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1), nn.Conv2d(width, 1, 1)
+        self.a, self.b, self.c = nn.Conv2d(1, width, 1), nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
+        self.d = nn.Conv2d(width, width, 1)
+
+    def forward(self, x, t, labels=None):
+        for layer in (self.a, self.b, self.c, self.d, self.e, self.f):
+            x = torch.relu(layer(x))
+        return self.g(x)
+
+
+@spec
+class Chain(Arch):
+    """Layers a to g, each in one group with the next."""
+
+    parts = {"encoder": ("a", "b", "c"), "bottleneck": ("d",), "decoder": ("e", "f", "g")}
+    uncut = ("g",)
+
+    width: int = 8
+    cut: Cut = ""
+
+    def build(self) -> nn.Module:
+        return narrowed(Links(self.width), self.cut)
 
 
 def test_the_published_table():
@@ -64,6 +98,8 @@ def test_the_rounding_rule():
     group = groups_of(NETS["digits"])[0]
     assert [group.channels, group.blocks] == [32, 8]
     assert [group.keeps(r) for r in (0.0, 0.25, 0.26, 0.5, 0.99)] == [4, 3, 2, 2, 1], "never the last channel of a block"
+    ten = Group("ten", 10, 1, ())
+    assert 10 * (1 - 0.8) < 2 and [ten.keeps(tenth / 10) for tenth in range(10)] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("criterion", ["norm", "random"])
@@ -80,7 +116,7 @@ def test_a_pruned_model_works_and_is_what_the_shapes_said(name, criterion):
 
 @pytest.mark.parametrize("name", NETS)
 def test_torch_pruning_cuts_alike(name):
-    """Our slices of the parameters against the graph's own pruning of modules, by the channels that the norms choose."""
+    """Our slices of the parameters, and what our network makes of them, against the graph's own pruning of modules."""
     model = small(name)
     less = prune(model, 0.3, "norm", Stream((1,)))
     net = model.arch.build().eval()
@@ -102,6 +138,31 @@ def test_torch_pruning_cuts_alike(name):
     assert {k: tuple(p.shape) for k, p in net.named_parameters()} == {k: tuple(t.shape) for k, t in less.params.items()}
     for key, value in net.named_parameters():
         assert torch.equal(value, less.params[key]), key
+    for module in net.modules():  # the graph knows nothing of a number that diffusers' resampling layers check
+        if hasattr(module, "channels") and hasattr(module, "conv"):
+            module.channels = module.conv.in_channels
+    assert torch.allclose(answer(less), answer(less, net), rtol=1e-4, atol=1e-5)
+
+
+def test_the_norm_by_hand():
+    """Two channels of `down`. Channel 0: a weight of 3 among nought, no bias, a column of 1 and 2 in `middle`: 9 + 0 + 5 = 14.
+    Channel 1: nine weights of 1, a bias of 2, a column of 0 and 1/2: 9 + 4 + 1/4 = 13.25. So 0 stays: it would go by absolute
+    values (6 < 11.5) and without what comes after (9 < 13). Channels of `middle`: rows (1, 0) and (2, 1/2), biases 3 and 1, nine
+    times 1/3 and 1/2 in `up`: 1 + 9 + 1 = 11 and 4.25 + 1 + 2.25 = 7.5. So 0 stays again: without biases it would go (2 < 6.5).
+    """
+    arch = ToyUnet(width=2).resolved(Shape(4, 1, 2))
+    params = {k: torch.zeros_like(t) for k, t in arch.initial(Stream((0,))).params.items()}
+    params["down.weight"][0, 0, 1, 1], params["down.weight"][1] = 3.0, 1.0
+    params["down.bias"] = torch.tensor([0.0, 2.0])
+    params["middle.weight"] = torch.tensor([[1.0, 0.0], [2.0, 0.5]])[..., None, None]
+    params["middle.bias"] = torch.tensor([3.0, 1.0])
+    params["up.weight"][0, 0], params["up.weight"][0, 1] = 1 / 3, 0.5
+    params["up.bias"] = torch.tensor([99.0])
+    model = Model(arch, Params(params), Buffers({}))
+    found = {g.name: importance(g, arch.hollow_net(), model.params).tolist() for g in groups_of(arch)}
+    assert found == {"down": pytest.approx([14.0, 13.25]), "middle": pytest.approx([11.0, 7.5])}
+    less = prune(model, 0.5, "norm", Stream((0,))).params
+    assert (less["down.bias"].tolist(), less["middle.bias"].tolist(), less["middle.weight"].item()) == ([0.0], [3.0], 1.0)
 
 
 def test_the_smallest_norms_go():
@@ -130,6 +191,17 @@ def test_group_weights_by_hand():
     }  # fmt: skip
 
 
+def test_the_distance_from_the_middle_by_hand():
+    """Seven layers from a to g, whichever was made first; d is the middle. Each but the last has a group with the next one, at
+    mean distances of (3 + 2) / 2, (2 + 1) / 2, (1 + 0) / 2, which counts as 1, and back again: lambda 2/5, 2/3, 1, 1, 2/3, 2/5.
+    """
+    weights = {k: t.unique().tolist() for k, t in group_weights(Chain().resolved(Shape(4, 1, 2)), 1.0).items()}
+    out = dict(zip("abcdefg", (0.4, 2 / 3, 1.0, 1.0, 2 / 3, 0.4, 0.0)))
+    for before, layer in zip(" abcdef", "abcdefg"):
+        assert weights[f"{layer}.bias"] == pytest.approx([out[layer]])
+        assert weights[f"{layer}.weight"] == pytest.approx([out.get(before, 0.0) + out[layer]])
+
+
 def test_group_weights_fall_towards_both_ends():
     weights = {k: t.mean().item() for k, t in group_weights(CIFAR, 1.0).items()}
     assert weights["mid_block.resnets.0.conv1.weight"] > weights["down_blocks.0.resnets.0.conv1.weight"]
@@ -141,6 +213,15 @@ def test_random_channels_depend_on_the_stream_alone():
     model = small("unet")
     a, b, c = (prune(model, 0.3, "random", Stream((seed,))).params.digest() for seed in (1, 1, 2))
     assert a == b != c
+
+
+def test_random_channels_of_one_group_are_not_those_of_the_next():
+    """Biases are numbered in each of six layers: four of eight stay in each, and not always the same four."""
+    model = Chain().resolved(Shape(4, 1, 2)).initial(Stream((0,)))
+    numbered = {f"{layer}.bias": torch.arange(8.0) for layer in "abcdef"}
+    less = prune(model.holding(Params(numbered)), 0.5, "random", Stream((0,)))
+    stayed = {tuple(less.params[name].tolist()) for name in numbered}
+    assert {len(channels) for channels in stayed} == {4} and len(stayed) > 3
 
 
 def test_a_cut_architecture_is_text():

@@ -76,6 +76,14 @@ def test_fedphds_edges_count_those_who_answered(tmp_path):
     assert sum(second["n_e"]) == 27 + 40
 
 
+def test_fedphds_edge_counts_those_who_answered_and_not_who_was_sent_there(tmp_path):
+    """One edge: client 1 is silent beside the two others, whose 14 and 13 images are behind the edge's model."""
+    phd = FedPhD(local=ADAM, cohort=None, edges=1, variant="none", r_g=2)
+    played(tmp_path, {3}, phd, rounds=1)
+    noted = RunFolder(tmp_path / "run").records()[1]["noted"]
+    assert noted["edges"] == {"0": 0, "1": 0, "2": 0} and noted["n_e"] == [27]
+
+
 def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_drawn_once(tmp_path):
     seen: list = []
     phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
