@@ -53,7 +53,7 @@ class Group:
 
     def keeps(self, ratio: float) -> int:
         """How many channels of each block stay: rounded so as to remove more, but never the last one."""
-        # eight times 0.7 is 5.6, and so five; the epsilon is for floats such as 10 * (1 - 0.9), which is below 1
+        # eight times 0.7 is 5.6, and so five; the epsilon is for floats such as 10 * (1 - 0.8), which is below 2
         return max(1, math.floor(self.channels // self.blocks * (1 - ratio) + 1e-9))
 
 
