@@ -121,8 +121,8 @@ def test_a_part_of_the_auxiliary_set(tmp_path):
 
 
 def test_a_part_is_rounded_and_drawn_anew_in_every_round(tmp_path):
-    """.4 of four images are 1.6, so two. By size every round's mean is .5: two of c have a loss of (.5 - c)^2, c and -c the mean of
-    that and of (.5 + c)^2."""
+    """.4 of four images are 1.6, so two. By size every round's mean is .5: two of c have a loss of (.5 - c)^2, c and -c the mean
+    of that and of (.5 + c)^2."""
     algorithm = FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size", part=0.4)
     trained(one_weight_recipe(algorithm, rounds=8), tmp_path)
     seen = [record["noted"]["correction"] for record in RunFolder(tmp_path).records()[2:]]
@@ -327,7 +327,7 @@ def test_an_oracle_outside_a_simulation_is_refused_before_the_warm_up(tmp_path, 
 
 def test_a_test_without_its_encoder_is_refused_before_the_warm_up():
     with pytest.raises(EffuseError, match="the Inception weights for FID are looked for"):
-        check(one_weight_recipe(plus(test=QuickTest())))
+        check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF)))
 
 
 def test_what_cannot_work_is_refused_at_once():
