@@ -35,7 +35,7 @@ def test_two_rounds(tmp_path):
 
 
 def test_published_defaults(tmp_path):
-    """alpha .1, rho .1, eta_g 1. Round 1: g = -2.2, v = -.22, y = .055, mirrored -.055; by size .0275, Delta -.0275 x 4 = -.11."""
+    """alpha .1, rho .1, eta_g 1: g = -2.2, v = -.22, y = .055, mirrored -.055; by size .0275, Delta = -.0275 x 4 = -.11."""
     algorithm = MoFedSAM(local=STEP)
     assert (algorithm.alpha, algorithm.rho, algorithm.eta_g) == (0.1, 0.1, 1.0)
     assert trained(one_weight_recipe(algorithm), tmp_path) == pytest.approx(0.0275)
