@@ -101,11 +101,13 @@ def test_who_has_no_warm_up_model_is_not_asked_for_it(name, tmp_path):
     assert "round 0, job 'warm_up': going on with 1 of 2; silent: 1" in log and "rejected" not in log
 
 
-def test_a_share_that_was_lost_is_sent_with_the_next_model(tmp_path):
-    """LocalAug's client 1 does not hear of its share in time (its third answer) and is sent it again, once."""
+@pytest.mark.parametrize("lost", [{3}, {3, 4}], ids=["once", "twice"])
+def test_a_share_that_was_lost_is_sent_with_the_next_model(lost, tmp_path):
+    """LocalAug's client 1 does not hear of its share in time (its third answer) and is sent it again until it answers."""
     algorithm = LocalAug(**SYNTHESIS, local=ADAM)
     seen: list = []
-    ended, log = played(tmp_path, {3}, algorithm, seen, rounds=3)
+    ended, log = played(tmp_path, lost, algorithm, seen, rounds=3)
+    assert ended.server.pending == ()
     share = state(tmp_path, ended, 1)[SHARE]
     assert "rejected" not in log and {client for client, n, _ in seen if n == 6} == {0, 1, 2}
     others = [state(tmp_path, ended, k)[SHARE] for k in (0, 2)]
