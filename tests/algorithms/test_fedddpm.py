@@ -1,6 +1,7 @@
 """FedDDPM, FedDDPM+ and LocalAug by hand: two clients, one weight, and a model that draws its own weight."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest, leading
 from effuse.algorithms.localaug import LocalAug
 from effuse.core.errors import EffuseError, RecipeError
+from effuse.core.federation import Federation
 from effuse.core.recipe import Evaluate
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import SGD, Adam, CosineDecay
@@ -21,6 +23,7 @@ from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 from effuse.engines.refusals import hollow_model
 from effuse.engines.rehearsal import Rehearsal
+from effuse.engines.simulator import InProcess
 from effuse.engines.state import Snapshots
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.distances import frechet, moments
@@ -117,6 +120,17 @@ def test_a_part_of_the_auxiliary_set(tmp_path):
     assert ends == {round(C / 2, 4), 0.0}
 
 
+def test_a_part_is_rounded_and_drawn_anew_in_every_round(tmp_path):
+    """.4 of four images are 1.6, so two. By size every round's mean is .5: two of c have a loss of (.5 - c)^2, c and -c the mean
+    of that and of (.5 + c)^2."""
+    algorithm = FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size", part=0.4)
+    trained(one_weight_recipe(algorithm, rounds=8), tmp_path)
+    seen = [record["noted"]["correction"] for record in RunFolder(tmp_path).records()[2:]]
+    near, far = (0.5 - C) ** 2, (0.5 + C) ** 2
+    assert {s["images"] for s in seen} == {2}
+    assert {round(s["loss"], 4) for s in seen} == {round(near, 4), round((near + far) / 2, 4)}, "not the same two again and again"
+
+
 def test_the_average_of_a_warm_up_is_uploaded_where_one_is_kept(tmp_path):
     """EMA with decay .5 of a first step to .5, from 0: .25, stored as 159."""
     warmup = SGD(lr=0.25, batch=4, steps=1, ema=0.5)
@@ -150,6 +164,16 @@ def test_localaug_sends_each_client_a_share_and_charges_it(tmp_path):
     assert phases(tmp_path / "run") == ["warm-up", "synthesis", "sharing", "federate"]
 
 
+def test_localaug_deals_shuffled_shares_and_weighs_by_real_images(tmp_path):
+    """By size three to one, whatever was added: (3 y_0 + y_1) / 4 with y_0 and y_1 as above; lots decide who gets {c, -c}."""
+    ends = set()
+    for seed in range(6):
+        algorithm = LocalAug(**PREPARED, local=SGD(lr=0.5, batch=8, steps=1), weights="size")
+        ends.add(round(trained(one_weight_recipe(algorithm, seed=seed), tmp_path / str(seed)), 5))
+    first, second = (3 * (3 + 2 * C) / 5 + (-1 + 0) / 3) / 4, (3 * (3 + 0) / 5 + (-1 + 2 * C) / 3) / 4
+    assert ends == {round(first, 5), round(second, 5)}
+
+
 def test_training_on_the_auxiliary_set_alone(tmp_path):
     """Half way to A's mean c/2, twice, from 0: c/4, then 3c/8; not one client is asked after the synthesis."""
     recipe = one_weight_recipe(AuxOnly(**PREPARED, central=HALF), rounds=2)
@@ -165,6 +189,8 @@ def test_quick_test_traces():
     assert test.judge(10.0, 9.0) == (False, pytest.approx(9.6))
     assert test.judge(9.6, 9.5) == (True, 9.6)
     assert test.judge(9.6, 9.75) == (True, 9.6) and test.judge(9.6, 9.81)[0] is False
+    # at the threshold itself, in numbers that a computer has exactly
+    assert QuickTest(threshold=0.25).judge(10.0, 9.75) == QuickTest(threshold=0.25).judge(10.0, 10.25) == (True, 10.0)
 
 
 def plus(**changes):
@@ -249,6 +275,31 @@ def test_the_score_is_the_distance_of_the_same_samples_to_the_reference(referenc
     assert len(real) == 1 and len(real[0]) == {"aux": 19, "oracle": 40}[reference], "14 + 13 + 13 images; 7 + 6 + 6"
 
 
+@spec
+class Alternating(HandSampler):
+    """Draws the colour that the weight says, and its negative."""
+
+    def draw(self, net, task, shape, labels, generator, tick):
+        return super().draw(net, task, shape, labels, generator, tick) * torch.tensor([1.0, -1.0])[: shape[0]].view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("reference", "mean", "deviation"), [("aux", 159.25, 63.5), ("oracle", 191.25, 127.5)])
+@pytest.mark.parametrize(
+    ("sampler", "drawn", "spread"), [(None, 191.0, 0.0), (Alternating(), 127.5, 63.5 * math.sqrt(4 / 3))], ids=["A's", "its own"]
+)
+def test_the_score_by_hand(reference, mean, deviation, sampler, drawn, spread, tmp_path):
+    """Of one pixel a Fréchet distance is (difference of means)^2 + (difference of deviations)^2, over 255^2.
+
+    A is 191, 191, 191, 64: mean 159.25, variance (3 x 31.75^2 + 95.25^2) / 3 = 63.5^2. The data are three of 255 and a 0: 191.25,
+    and (3 x 63.75^2 + 191.25^2) / 3 = 127.5^2. By size the first round's aggregate is .5, so four images are 191; by a sampler of
+    the test's own 191, 64, 191, 64: mean 127.5, variance 4 x 63.5^2 / 3. The model before the round, 0, would be 128.
+    """
+    test = QuickTest(every=1, size=4, encoder=Pixels(), reference=reference, sampler=sampler)
+    trained(one_weight_recipe(plus(test=test)), tmp_path)
+    expected = ((drawn - mean) ** 2 + (spread - deviation) ** 2) / 255**2
+    assert server(tmp_path).scores == (pytest.approx(expected, rel=1e-5),)
+
+
 def test_all_leading_components_leave_the_distance_alone():
     x, y = torch.randn(50, 5, dtype=torch.float64), 1 + 2 * torch.randn(60, 5, dtype=torch.float64)
     plain = frechet(moments(x), moments(y))
@@ -264,6 +315,19 @@ def test_a_classifier_needs_labelled_images():
         check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=test)))
     oracle = QuickTest(encoder=Classifier(), reference="oracle")
     check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF, test=oracle)))
+
+
+def test_an_oracle_outside_a_simulation_is_refused_before_the_warm_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(InProcess, "pool", Federation.pool)
+    recipe = one_weight_recipe(plus(test=QuickTest(every=1, size=2, encoder=Pixels(), reference="oracle")))
+    with pytest.raises(EffuseError, match="fedddpm_plus needs all data in one place, which a real federation never has"):
+        run(recipe, tmp_path / "run")
+    assert phases(tmp_path / "run") == []
+
+
+def test_a_test_without_its_encoder_is_refused_before_the_warm_up():
+    with pytest.raises(EffuseError, match="the Inception weights for FID are looked for"):
+        check(toy_recipe(algorithm=FedDDPMPlus(**SYNTHESIS, local=HALF, central=HALF)))
 
 
 def test_what_cannot_work_is_refused_at_once():
@@ -310,6 +374,15 @@ def test_what_the_server_did_is_noted(tmp_path):
     noted = [record.get("noted") for record in RunFolder(tmp_path).records()]
     assert noted[:4] == [None, {"synthesis": {"kept": 3, "drawn": 4}}, None, {"synthesis": {"kept": 1, "drawn": 2}}]
     assert noted[4] == {"correction": {"loss": pytest.approx(C**2), "images": 4}}
+
+
+def test_a_round_without_clients_tells_the_servers_loss(tmp_path, monkeypatch):
+    """FedDDPM+ is at .5 when it meets three of c and one of -c: (3 (.5 - c)^2 + (.5 + c)^2) / 4. A alone begins at 0: c^2."""
+    scripted(monkeypatch, 10.0)
+    trained(one_weight_recipe(plus(test=QuickTest(encoder=Pixels()))), tmp_path / "plus")
+    assert RunFolder(tmp_path / "plus").records()[-1]["loss"] == pytest.approx((3 * (0.5 - C) ** 2 + (0.5 + C) ** 2) / 4)
+    trained(one_weight_recipe(AuxOnly(**PREPARED, central=HALF)), tmp_path / "alone")
+    assert RunFolder(tmp_path / "alone").records()[-1]["loss"] == pytest.approx(C**2)
 
 
 def test_without_correction_it_is_fedavg(tmp_path):

@@ -7,7 +7,7 @@ from hand import one_weight_recipe, trained
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.mofedsam import MoFedSAM
-from effuse.core.solvers import SGD, Adam
+from effuse.core.solvers import SGD, Adam, ExponentialDecay
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 
@@ -32,6 +32,33 @@ def test_two_rounds(tmp_path):
     assert direction(tmp_path / "one") == pytest.approx(-0.55)
     assert trained(one_weight_recipe(algorithm, rounds=2), tmp_path / "two") == pytest.approx(0.309375)
     assert direction(tmp_path / "two") == pytest.approx(-0.6875)
+
+
+def test_published_defaults(tmp_path):
+    """alpha .1, rho .1, eta_g 1: g = -2.2, v = -.22, y = .055, mirrored -.055; by size .0275, Delta = -.0275 x 4 = -.11."""
+    algorithm = MoFedSAM(local=STEP)
+    assert (algorithm.alpha, algorithm.rho, algorithm.eta_g) == (0.1, 0.1, 1.0)
+    assert trained(one_weight_recipe(algorithm), tmp_path) == pytest.approx(0.0275)
+    assert direction(tmp_path) == pytest.approx(-0.11)
+
+
+def test_a_server_step_of_its_own(tmp_path):
+    """eta_g = 1/2 goes half as far in round 1 above, .06875; the direction is the clients' own, -.55."""
+    assert trained(one_weight_recipe(MoFedSAM(local=STEP, alpha=0.5, eta_g=0.5)), tmp_path) == pytest.approx(0.06875)
+    assert direction(tmp_path) == pytest.approx(-0.55)
+
+
+def test_the_rate_in_the_direction_is_the_rounds_own(tmp_path):
+    """Rate 1/4 then 1/8, alpha 1, hardly any rho: the direction is the mean gradient, in both rounds.
+
+    From 0, g = -2 and 2, y = .5 and -.5: by size .25, Delta -1. From .25, g = -1.5 and 2.5, y = .4375 and -.0625: by size .3125,
+    Delta = -(.3125 - .25) / (1/8) = -.5 = (3 x -1.5 + 2.5) / 4.
+    """
+    solver = SGD(lr=0.25, batch=4, steps=1, schedule=ExponentialDecay(rate=0.5))
+    for rounds, x, delta in ((1, 0.25, -1.0), (2, 0.3125, -0.5)):
+        recipe = one_weight_recipe(MoFedSAM(local=solver, alpha=1.0, rho=1e-6), rounds=rounds)
+        assert trained(recipe, tmp_path / str(rounds)) == pytest.approx(x, abs=1e-5)
+        assert direction(tmp_path / str(rounds)) == pytest.approx(delta, abs=1e-5)
 
 
 def test_tau_counts_batches(tmp_path):

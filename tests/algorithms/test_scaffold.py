@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 from hand import one_weight_recipe, trained
+from toy import toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.scaffold import Scaffold
 from effuse.core.solvers import SGD, Adam, ExponentialDecay
+from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 from effuse.engines.state import Snapshots
@@ -47,6 +49,18 @@ def test_option_one_looks_at_the_received_model(tmp_path):
     algorithm = Scaffold(local=LOCAL, option="I")
     assert trained(one_weight_recipe(algorithm, rounds=1), tmp_path / "one") == pytest.approx(0.1875)
     assert variates(tmp_path / "one") == pytest.approx((0.0, -2.0, 2.0))
+
+
+def test_option_one_looks_in_batches_of_the_clients_own():
+    """14, 13 and 13 images in batches of eight are two steps each; as many again to look: 12 in a round."""
+    recipe = toy_recipe(algorithm=Scaffold(local=SGD(lr=0.25, batch=8, epochs=1), option="I"), rounds=1)
+    assert check(recipe)["steps"]["client"] == 12
+
+
+def test_variates_are_averaged_uniformly_where_models_weigh_by_size(tmp_path):
+    """Round 1 as above: the model is (3 x .875 - .5) / 4 = .53125, c still (-7/6 + 2) / 2 = 5/12."""
+    assert trained(one_weight_recipe(Scaffold(local=LOCAL, weights="size")), tmp_path) == pytest.approx(0.53125)
+    assert variates(tmp_path) == pytest.approx((5 / 12, -7 / 6, 2.0))
 
 
 def test_the_servers_variate_moves_by_the_share_that_took_part(tmp_path):

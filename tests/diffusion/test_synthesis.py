@@ -8,8 +8,10 @@ from effuse.algorithms.fedddpm import FedDDPM
 from effuse.core.data import Dataset, Shard
 from effuse.core.machine import Eager
 from effuse.core.rng import Stream
+from effuse.core.spec import spec
 from effuse.core.workbench import Workbench
 from effuse.data.dirichlet import QuantitySkew
+from effuse.data.partition import Shards
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim
 from effuse.diffusion.schedules import Linear
@@ -85,11 +87,39 @@ def test_joining_a_clients_data_of_another_depth():
 
 
 def test_every_client_gives_in_proportion_and_at_least_one(tmp_path):
-    """A tenth of each client's images, rounded; a client of three still gives one."""
+    """A tenth of 173, 24 and 3 images: 17, 2, and one instead of none."""
     algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=Ddim(steps=2, batch=4))
-    recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=QuantitySkew(beta=0.3, minimum=3), rounds=1)
-    sizes = [len(s) for s in recipe.shards(recipe.data.load("train"))]
+    skewed = QuantitySkew(beta=0.3, minimum=2)
+    recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=skewed, rounds=1, seed=7)
+    assert [len(s) for s in recipe.shards(recipe.data.load("train"))] == [173, 24, 3]
     run(recipe, tmp_path / "run")
     origin = RunFolder(tmp_path / "run").load_checkpoint().server.auxiliary.origin
-    assert torch.bincount(origin).tolist() == [max(1, round(0.1 * n)) for n in sizes]
-    assert len(set(sizes)) == 3
+    assert torch.bincount(origin).tolist() == [17, 2, 1]
+
+
+@spec
+class ToldUnet(ToyUnet):
+    """A toy that is told classes."""
+
+    conditional: bool = True
+
+
+@spec
+class LabelSampler(Ddim):
+    """Draws black for the first class and white for the second, so that an image shows what was asked for."""
+
+    def draw(self, net, task, shape, labels, generator, tick):
+        return (2.0 * labels - 1.0).view(-1, 1, 1, 1).expand(shape)
+
+
+def test_a_run_draws_every_clients_classes(tmp_path):
+    """Sorted by label and cut in three: 67 dark; 33 dark and 34 light; 66 light. Halves are 34, 34 and 33; 34 x 33/67 = 16.75 and
+    34 x 34/67 = 17.25 are 17 each. Four are drawn at a time and the last few dropped; images show their labels."""
+    algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=LabelSampler(steps=2, batch=4), share=0.5)
+    recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1)
+    held = [s.histogram for s in recipe.shards(recipe.data.load("train"))]
+    run(recipe, tmp_path / "run")
+    A = RunFolder(tmp_path / "run").load_checkpoint().server.auxiliary
+    drawn = [torch.bincount(A.labels[A.origin == k], minlength=2).tolist() for k in range(3)]
+    assert sorted(zip(map(list, held), drawn)) == [([0, 66], [0, 33]), ([33, 34], [17, 17]), ([67, 0], [34, 0])]
+    assert torch.equal(A.pixels.flatten(1), (255 * A.labels).to(torch.uint8)[:, None].expand(-1, 16))

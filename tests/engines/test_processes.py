@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import ADAM, ToyImages, ToyStateful, ToyUnet, toy_recipe
+from toy import ADAM, ALGORITHMS, ToyImages, ToyStateful, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedphd import FedPhD
@@ -33,6 +33,9 @@ PERSONAL = toy_recipe(
     sampler=Ancestral(batch=2),
 )  # fmt: skip
 CUT = toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5), rounds=3)
+# their jobs are FedDDPM's and AuxOnly's too: warm-up models and images that wait in a client's state, messages of its own
+TESTED = toy_recipe(algorithm=ALGORITHMS["fedddpm+"])
+SHARED = toy_recipe(algorithm=ALGORITHMS["localaug"])
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -67,8 +70,8 @@ def lines(folder):
 
 @pytest.mark.parametrize(
     "recipe",
-    [STATEFUL, PERSONAL, CUT],
-    ids=["state and dropout", "personal models, two slots each", "a network cut in the middle"],
+    [STATEFUL, PERSONAL, CUT, TESTED, SHARED],
+    ids=["state and dropout", "personal models, two slots each", "a network cut in the middle", "fedddpm+", "localaug"],
 )
 def test_two_processes_give_the_weights_of_one(recipe, tmp_path):
     one = run(recipe, tmp_path / "one")

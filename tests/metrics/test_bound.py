@@ -52,6 +52,34 @@ def test_sampling_by_hand():
     assert bound.terms()["client sampling"] == pytest.approx(0.0242 / (0.2 * 0.351))
 
 
+def test_every_factor_by_hand():
+    """L = 2, K = 2, E = 3, n = 2 of 4 (sampling 1/6), zeta = .025, eta = .05, sigmas 2, 3 and 4, T = 10, gap 7.
+
+    u = .025 x 2 x 2 = .1, so C = .5 - .09 - (.054 + .3)/6 = .351. Spread 4 + 6 x 2 x 9 = 112. Client drift .05 x 1.5 x 2 x
+    .025^2 x 4 x 112 = .042; client noise .05 x 2 x .025 x 4 / 4 = .0025; sampling .05 x 2 x .025 / 6 x (9 x 4 x 4 x .025^2 x
+    112 + 3 x 2 x 9) = .0025 / 6 x (10.08 + 54) = .0267; server noise 2 x .0025 x 3 x 16 = .24; server drift 4 x .000125 x 9 x
+    16 = .072. Descent: .05 x .351 = .01755 of the gradient before, .5 x .05 x 3 = .075 of the one after; twice the smaller is
+    the rate, .0351. With a tenth of the eta the server's .0075 is smaller, the rate .015.
+    """
+    bound = Bound(L=2.0, K=2, E=3, n=2, N=4, T=10, zeta=0.025, eta=0.05, sigma_l=2, sigma_g=3, sigma_s=4, gap=7)
+    by_hand = {"client drift": 0.042, "client noise": 0.0025, "client sampling": 0.0267}
+    by_hand |= {"server noise": 0.24, "server drift": 0.072}
+    assert bound.constant() == pytest.approx(0.351) and bound.noise() == pytest.approx(by_hand)
+    assert (bound.descent(1.0, 0.0), bound.descent(0.0, 1.0)) == (pytest.approx(0.01755), pytest.approx(0.075))
+    assert bound.terms() == pytest.approx({"start": 0.7 / 0.0351} | {name: value / 0.0351 for name, value in by_hand.items()})
+    assert dataclasses.replace(bound, eta=0.005).terms()["start"] == pytest.approx(0.7 / 0.015)
+
+
+def test_admissible_steps_by_hand():
+    """L = 2, K = 5, E = 3, everybody takes part: 9 u^2 = 1/2 at u = sqrt 2 / 6, zeta = u / 10; eta = (sqrt 3 - 1)/2 / 6.
+
+    With 2 of 4 clients C is .5 - 9 u^2 - 9 u^3 - u/2: at .19371, .5 - .33771 - .06542 - .09686 = .00001.
+    """
+    bound = Bound(T=9, n=4, N=4, L=2.0, K=5, E=3)
+    assert bound.admissible == pytest.approx((math.sqrt(2) / 60, (math.sqrt(3) - 1) / 12))
+    assert dataclasses.replace(bound, n=2).admissible[0] == pytest.approx(0.019371, abs=1e-6)
+
+
 def test_more_rounds_more_clients_and_less_noise_lower_the_bound():
     base = Bound(T=400, n=15, N=100, K=5, E=5)
     for change in ({"T": 1600}, {"n": 30}, {"sigma_l": 0.5}, {"sigma_g": 0.5}, {"sigma_s": 0.5}, {"gap": 0.5}):
@@ -72,9 +100,9 @@ def test_inadmissible_steps_are_refused():
 class Quadratics:
     """FedDDPM on F_i(w) = 1/2 sum_j h_j (w_j - a_ij)^2, curvatures h up to L, Gaussian noise: all constants are known."""
 
-    def __init__(self, bound: Bound, dim: int = 4, seed: int = 0) -> None:
+    def __init__(self, bound: Bound, dim: int = 4, seed: int = 0, flattest: float = 0.2) -> None:
         self.bound, self.rng = bound, np.random.default_rng(seed)
-        self.h = np.linspace(0.2 * bound.L, bound.L, dim)
+        self.h = np.linspace(flattest * bound.L, bound.L, dim)
         a = self.rng.normal(size=(bound.N, dim))
         gradients = self.h * (a - a.mean(0))
         # clients differ by exactly sigma_g
@@ -160,6 +188,23 @@ def test_eq_18_is_no_looser_than_told():
     fell = float(problem.loss(w[0]) - problem.loss(after[0]))
     promised = bound.descent(float(squared(problem.gradient(w[0]))), float(squared(problem.gradient(aggregate[0]))))
     assert promised <= fell <= 2.01 * promised
+
+
+@pytest.mark.parametrize(("noisy", "slack"), [({"sigma_l": 0.7}, 1), ({"sigma_g": 0.9}, 3), ({"sigma_s": 0.5}, 2)])
+def test_the_slack_of_a_term_is_known(noisy, slack):
+    """From the optimum, tiny steps, one kind of randomness at a time, curvature L: F grows by L/2 of a squared distance.
+
+    That of the K noises of n clients is zeta^2 K sigma_l^2 / n, that of who is drawn (zeta K sigma_g)^2 (N-n) / (n(N-1)), that of
+    the server's E noises eta^2 E sigma_s^2. The lemmas have the first as it is, three times the second and twice the third.
+    """
+    quiet = {"sigma_l": 0.0, "sigma_g": 0.0, "sigma_s": 0.0, "zeta": 1e-5, "eta": 1e-5}
+    still = {"zeta": 1e-12} if "sigma_s" in noisy else {"eta": 1e-12}
+    bound = Bound(**{"T": 16, "n": 3, "N": 10, "K": 4, "E": 3, "L": 2.0} | quiet | still | noisy)
+    problem = Quadratics(bound, flattest=1.0)
+    aggregate, after = problem.round(np.repeat(problem.a.mean(0)[None], 20_000, axis=0))
+    grew = float(problem.loss(after).mean() - problem.best)
+    promised = sum(bound.noise().values()) - bound.descent(0.0, float(squared(problem.gradient(aggregate)).mean()))
+    assert promised / grew == pytest.approx(slack, rel=0.03)  # 20,000 rounds err by half a per cent
 
 
 def test_ten_times_the_admissible_step_breaks_it():

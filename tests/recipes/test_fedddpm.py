@@ -206,6 +206,24 @@ def test_the_fid_tables_have_every_printed_cell():
     assert necessity["aux_only-mnist-shard"] == 4.204 and necessity["fedddpm-cifar100-dir0.3"] == 17.139
 
 
+def test_a_dirichlet_cell_has_the_beta_of_its_name(tmp_path):
+    found = set()
+    for table in ("table1", "table2", "table3", "necessity", "comparison"):
+        for plan in Reproduction(*find_table(f"fedddpm.{table}"), tmp_path).planned.values():
+            called, partition = plan.cell.labels["partition"], plan.recipe.partition
+            found.add((called, partition.per_client if called == "shard" else (partition.beta, partition.top_up)))
+    assert found == {("shard", 2), ("dir0.1", (0.1, True)), ("dir0.3", (0.3, True))}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "localaug", "fedddpm"])
+def test_the_loss_curves_setting(method):
+    """20 clients of 500 images on average, Dirichlet 0.1; a fifth of 10,000 is an auxiliary set of 2,000, 100 for each."""
+    found = find_recipe(f'fedddpm.loss_curves(method="{method}")')[1]
+    assert (found.clients, found.data.n, str(found.data.source)) == (20, 10_000, "cifar100()")
+    assert found.partition.beta == 0.1
+    assert method == "fedavg" or found.algorithm.share * found.data.n == 2_000
+
+
 def test_a_cells_partition_and_participation():
     """Table 1, Dirichlet 0.3 with 30 %: 30 of 100 clients a round, of very different sizes but none empty."""
     cell = next(c for c in find_table("fedddpm.table1")[1].cells if c.name == "fedavg-dir0.3-30")
@@ -270,6 +288,19 @@ def test_the_comparison_can_be_resized(tmp_path):
     assert plans["fedavg_matched"].evaluate.every == 5, "on the axis of FedAvg's rounds"
     assert plans["aux_only"].rounds / plans["aux_only"].evaluate.every == 4, "in longer rounds, as often"
     assert len({r.speed for r in plans.values()}) == 1, "or a process would record anew for the next cell"
+
+
+def test_how_the_comparison_and_its_tuning_look(tmp_path):
+    """Seeds 0, 1 and 2, the first looked at every ten rounds; FID of 10,000 images, while tuning 5,000, to the training set."""
+    compared = list(Reproduction(*find_table("fedddpm.comparison"), tmp_path).planned.values())
+    tuned = list(Reproduction(*find_table("fedddpm.tuning"), tmp_path).planned.values())
+    looks = {p.recipe.seed: p.recipe.evaluate.every for p in compared if p.cell.labels["method"] == "fedavg"}
+    assert looks == {0: 10, 1: 0, 2: 0} and {p.recipe.evaluate.every for p in tuned} == {0}
+    for plans, n in ((compared, 10_000), (tuned, 5_000)):
+        fids, mixes = zip(*(p.recipe.evaluate.metrics for p in plans))
+        assert {(m.n, m.split, str(m.encoder)) for m in fids} == {(n, "train", "inception()")} and {m.n for m in mixes} == {n}
+    small = Reproduction(*find_table("fedddpm.comparison"), tmp_path, "smoke").planned.values()
+    assert {p.recipe.evaluate.metrics[0].split for p in small} == {"train"}
 
 
 def test_the_most_telling_cells_come_first():
