@@ -223,7 +223,9 @@ ALGORITHMS = {
     "mofedsam, sgd": MoFedSAM(local=SGD(lr=0.05, batch=8, epochs=1, weight_decay=1e-3, clip=10.0), cohort=2),
     "mofedsam, adam": MoFedSAM(local=ADAM, rho=0.05),
     "fedddpm": FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM),
-    "fedddpm, parts and kept optimisers": FedDDPM(**SYNTHESIS, local=KEPT, central=KEPT, cohort=2, part=0.5, share=0.5),
+    "fedddpm, parts, kept optimisers, one warm-up at a time": FedDDPM(
+        **SYNTHESIS | {"group": 1}, local=KEPT, central=KEPT, cohort=2, part=0.5, share=0.5
+    ),
     "fedddpm+": FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=TEST),
     "aux only": AuxOnly(**SYNTHESIS, central=ADAM),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),

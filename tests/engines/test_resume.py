@@ -29,6 +29,7 @@ from effuse.engines.folder import RunFolder
 from effuse.engines.observer import Observer
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
+TURNS = SYNTHESIS | {"group": 1}  # a client at a time
 RECIPES = {
     "stateful": toy_recipe(algorithm=ToyStateful(local=ADAM, cohort=2), rounds=4, ema=0.5),
     "local only": toy_recipe(
@@ -41,14 +42,14 @@ RECIPES = {
     "fedphd": toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5, a=20.0), rounds=4, ema=0.5),
     "scaffold": toy_recipe(algorithm=Scaffold(local=Adam(lr=1e-2, batch=8, epochs=1), cohort=2), rounds=4),
     "mofedsam": toy_recipe(algorithm=MoFedSAM(local=Adam(lr=1e-2, batch=8, epochs=1), cohort=2), rounds=3),
-    # four rounds of warm-up and synthesis by turns, two federated ones, a correction: fits 1, 2 | 3 | 4-6, 7-9 | 10
+    # six rounds of warm-up and synthesis by turns, two federated ones, a correction: fits 1 | 2 | 3 | 4-6, 7-9 | 10
     "fedddpm+": toy_recipe(
-        algorithm=FedDDPMPlus(**SYNTHESIS, local=Adam(lr=1e-2, batch=8, epochs=1), central=ADAM, test=TEST),
+        algorithm=FedDDPMPlus(**TURNS, local=Adam(lr=1e-2, batch=8, epochs=1), central=ADAM, test=TEST),
         rounds=2,
         ema=0.5,
     ),
-    "fedddpm": toy_recipe(algorithm=FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
-    "localaug": toy_recipe(algorithm=LocalAug(**SYNTHESIS, local=ADAM, cohort=2), rounds=2),
+    "fedddpm": toy_recipe(algorithm=FedDDPM(**TURNS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
+    "localaug": toy_recipe(algorithm=LocalAug(**TURNS, local=ADAM, cohort=2), rounds=2),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
 # where the process dies: (recipe, what it was doing, for the how-manieth time)
@@ -79,20 +80,21 @@ DEATHS = [
     ("scaffold", "fit", 4),  # a client's variate is written, its reply not yet taken
     ("scaffold", "checkpoint", 2),
     ("mofedsam", "fit", 4),
-    ("fedddpm+", "fit", 2),  # during the warm-up of the first two clients
-    ("fedddpm+", "renamed", 3),  # a warm-up model is kept
+    ("fedddpm+", "fit", 1),  # during the first warm-up
+    ("fedddpm+", "renamed", 4),  # the second warm-up model is kept
+    ("fedddpm+", "renamed", 5),  # and uploaded: its client has it no more
     ("fedddpm+", "drawing", 1),  # during synthesis
     ("fedddpm+", "checkpoint", 2),  # at the end of a synthesis
     ("fedddpm+", "fit", 3),  # the warm-up of the third client
     ("fedddpm+", "drawing", 4),  # during the first test
     ("fedddpm+", "fit", 8),
     ("fedddpm+", "fit", 10),  # in the correction
-    ("fedddpm+", "checkpoint", 7),  # after it
+    ("fedddpm+", "checkpoint", 9),  # after it
     ("fedddpm", "drawing", 3),
     ("fedddpm", "fit", 7),  # in the first round's correction
     ("fedddpm", "fit", 11),  # in the second's, whose optimiser was kept
-    ("localaug", "renamed", 7),  # a client has its share
-    ("localaug", "checkpoint", 5),  # sharing is over
+    ("localaug", "renamed", 8),  # a client has its share
+    ("localaug", "checkpoint", 7),  # sharing is over
     ("localaug", "fit", 5),
     ("centralised", "fit", 3),
     ("centralised", "checkpoint", 3),

@@ -29,7 +29,7 @@ from effuse.engines.worker import Worker
 @pytest.mark.parametrize(
     "name",
     [
-        "fedddpm, parts and kept optimisers",
+        "fedddpm, parts, kept optimisers, one warm-up at a time",
         "localaug",
         "fedphd, pruned in the middle",
         "moon",

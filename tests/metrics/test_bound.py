@@ -207,12 +207,14 @@ def test_the_slack_of_a_term_is_known(noisy, slack):
     assert promised / grew == pytest.approx(slack, rel=0.03)  # 20,000 rounds err by half a per cent
 
 
-def test_ten_times_the_admissible_step_breaks_it():
-    """zeta L is then 2.36, beyond 2: F grows in every round, which no C > 0 allows where nothing is random."""
+@pytest.mark.parametrize("which", ["zeta", "eta"])
+def test_ten_times_the_admissible_step_breaks_it(which):
+    """zeta L is then 2.36, and eta L 3.66, beyond 2: F grows in every round, which no C > 0 allows where nothing is random."""
     bound = Bound(T=25, n=10, N=10, L=2.0, sigma_l=0.0, sigma_g=0.5, sigma_s=0.0)
-    zeta, eta = bound.admissible
+    most = dict(zip(("zeta", "eta"), bound.admissible))[which]
     for factor in (1.0, 10.0):
-        problem = Quadratics(dataclasses.replace(bound, zeta=0.999 * factor * zeta, eta=1e-9))
+        steps = {"zeta": 1e-9, "eta": 1e-9} | {which: 0.999 * factor * most}
+        problem = Quadratics(dataclasses.replace(bound, **steps))
         w = (problem.a.mean(0) + 1.0)[None]
         problem.h[:] = bound.L  # the steepest curvature in every direction
         losses = [float(problem.loss(w[0]))]
@@ -221,7 +223,7 @@ def test_ten_times_the_admissible_step_breaks_it():
             losses.append(float(problem.loss(w[0])))
         falls = [b < a for a, b in itertools.pairwise(losses)]
         assert falls == [factor == 1.0] * 5
-    wild = dataclasses.replace(bound, zeta=10 * zeta)
-    assert wild.constant() < 0
-    with pytest.raises(RecipeError, match="zeta: a step of .* is above the admissible"):
+    wild = dataclasses.replace(bound, **{which: 10 * most})
+    assert which == "eta" or wild.constant() < 0
+    with pytest.raises(RecipeError, match=f"{which}: a step of .* is above the admissible"):
         wild.total()
