@@ -415,8 +415,17 @@ def test_list(effuse):
     for kind, name in named.items():
         assert any(call.startswith(f"{name}(") for call in known[kind]), f"{name} is missing"
     assert all(line for names in known.values() for line in names.values()), "everything says what it is"
-    page = effuse("list").out
-    assert "label_skew(" in page and "conditional_accuracy(n, encoder)" in page
+
+
+def test_list_fits_a_terminal_and_is_not_folded_in_a_pipe(effuse, monkeypatch):
+    known = [name.partition("(")[0] for names in effuse("list --json").json.values() for name in names]
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = effuse("list").out.splitlines()
+    assert max(map(len, narrow)) <= 80 and any(line.startswith("  label_skew ") for line in narrow)
+    monkeypatch.delenv("COLUMNS")
+    piped = effuse("list").out.splitlines()
+    assert [line.split()[0] for line in piped if line.startswith("  ")] == known, "a line for each name"
+    assert [line for line in piped if line != line.rstrip()] == []
 
 
 def test_list_of_one_recipe(effuse):

@@ -2,10 +2,10 @@
 
 import inspect
 import json
+import textwrap
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from effuse.cli import app
 from effuse.cli.options import Json
@@ -29,6 +29,7 @@ KINDS: dict[str, type] = {
     "sampler": Sampler, "metric": Metric, "histogram": Disclosure, "transform": Transform, "noise": NoiseSchedule,
     "rate": Schedule, "encoder": Encoder,
 }  # fmt: skip
+AS_WRITTEN: Any = {"break_long_words": False, "break_on_hyphens": False}  # what is copied from the screen must still be a value
 
 
 @app.command("list")
@@ -40,7 +41,7 @@ def list_(
     if recipe is not None:
         _, found = find_recipe(recipe)
         keys = {key: str(getattr(found, key)) for key in field_hints(type(found))}
-        print(json.dumps(keys)) if as_json else _table(recipe, [(k, v, "") for k, v in keys.items()])
+        print(json.dumps(keys)) if as_json else _page(recipe, keys)
         return
     functions: dict[str, dict[str, Any]] = {"recipe": catalogue(), "table": tables()}
     known = {kind: {n: _first_line(f) for n, f in sorted(found.items())} for kind, found in functions.items()}
@@ -49,18 +50,18 @@ def list_(
     if as_json:
         print(json.dumps(known))
     else:
-        _table(
-            "what a recipe can name", [(kind, name, line) for kind, names in known.items() for name, line in names.items()]
-        )
+        for kind, lines in known.items():
+            _page(kind, {call.partition("(")[0]: line for call, line in lines.items()})
 
 
-def _table(title: str, rows: list[tuple[str, str, str]]) -> None:
-    table = Table(title=title, show_header=False, title_justify="left", box=None)
-    shown = None
-    for kind, name, line in rows:
-        table.add_row("" if kind == shown else kind, name, line)
-        shown = kind
-    console().print(table)
+def _page(title: str, rows: dict[str, str]) -> None:
+    """Names and what is said of them, folded to a terminal; a file or a pipe has a line for each, as it can be searched by."""
+    print(title)
+    width, margin = console().width, max(map(len, rows)) + 4
+    for name, words in rows.items():
+        first = f"  {name}".ljust(margin)
+        folded = textwrap.wrap(words, width, initial_indent=first, subsequent_indent=" " * margin, **AS_WRITTEN)
+        print("\n".join(folded or [first.rstrip()]))
 
 
 def _call(cls: Any) -> str:
