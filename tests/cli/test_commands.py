@@ -440,6 +440,36 @@ def test_list_of_one_recipe(effuse):
     assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
 
 
+def test_list_of_one_spec(effuse):
+    """Kind, first line, and every key with type, default and the comment beside it, the heir's own before inherited ones."""
+    told = effuse("list FedProx --json").json
+    assert told | {"keys": {}} == {
+        "kind": "algorithm", "name": "fedprox", "about": "FedAvg whose clients are held near the global model.", "keys": {},
+    }  # fmt: skip
+    assert list(told["keys"].items()) == [
+        ("mu", "float = 0.01"),
+        ("local", "a solver, must be given"),
+        ("cohort", "int or float or None = None; clients a round: a count, a fraction, or all"),
+        ("weights", "'size' or 'uniform' = 'size'"),
+    ]
+    assert effuse("list fedprox").out.splitlines()[:2] == [
+        "algorithm fedprox: FedAvg whose clients are held near the global model.", "  mu       float = 0.01",
+    ]  # fmt: skip
+
+
+def test_list_explains_every_name_and_kind(effuse):
+    known = effuse("list --json").json
+    for kind, calls in known.items():
+        for call in calls:
+            name = call.partition("(")[0]
+            assert f"\n{kind} {name}: " in "\n" + effuse(f"list {name}").out
+        if kind not in ("recipe", "table"):
+            assert effuse(f"list {kind} --json").json == calls
+    assert effuse("list schedule --json").json == known["rate"], "as keys call it"
+    both = effuse("list fedphd").out
+    assert "\nits values\n" in both and "\nalgorithm fedphd: " in both, "a recipe's name, and an algorithm's"
+
+
 @pytest.mark.parametrize(("command", "words"), [("run", "recipe's name or call"), ("resume", "A run folder")])
 def test_help_explains_arguments_too(effuse, command, words):
     assert words in " ".join(effuse(f"{command} --help").out.split())

@@ -44,10 +44,13 @@ class RunError(EffuseError):
     """A run folder that cannot be written, read or resumed."""
 
 
+def alike(word: str, known: Iterable[str]) -> str:
+    """The question after the closest of some names; nothing when none is close."""
+    close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
+    return "did you mean " + " or ".join(close) + "?" if close else ""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A tail for 'unknown name' errors: the closest valid names, or all of them when none is close."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    if close:
-        return "did you mean " + " or ".join(close) + "?"
-    return "valid: " + ", ".join(known)
+    return alike(word, known) or "valid: " + ", ".join(known)

@@ -236,7 +236,7 @@ def field_hints(cls: type) -> dict[str, Any]:
 def find(base: type, name: str, where: str) -> type:
     """The subclass of `base` with this name; case and underscores do not matter."""
     known = registry(base)
-    found = known.get(_plain(name))
+    found = known.get(plain(name))
     if found is None:
         kind = "name" if base is Spec else base.name.replace("_", " ")
         raise RecipeError(f"{where}: no {kind} '{name}'; {nearest(name, (c.name for c in known.values()))}")
@@ -253,7 +253,7 @@ def registry(base: type) -> dict[str, type]:
         queue.extend(cls.__subclasses__())
         if not dataclasses.is_dataclass(cls) or getattr(cls, "__abstractmethods__", None) or "__abstract__" in vars(cls):
             continue
-        other = known.setdefault(_plain(cls.name), cls)
+        other = known.setdefault(plain(cls.name), cls)
         if other is not cls and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RecipeError(f"two {base.__name__}s are called '{cls.name}': {other.__module__} and {cls.__module__}")
     return known
@@ -285,7 +285,9 @@ def describe(hint: Any) -> str:
     words = []
     for member in _members(hint):
         if isinstance(member, type) and issubclass(member, Spec):
-            words.append(f"a {member.name.replace('_', ' ')}")
+            words.append(f"{'an' if member.name[0] in 'aeiou' else 'a'} {member.name.replace('_', ' ')}")
+        elif member is types.NoneType:
+            words.append("None")
         elif get_origin(member) is tuple:
             words.append(f"a list, each {describe(get_args(member)[0])}")
         else:
@@ -312,7 +314,8 @@ def _item_hint(hint: Any) -> Any:
     return object
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A name as it is looked up."""
     return name.lower().replace("_", "")
 
 
