@@ -265,7 +265,10 @@ def test_a_folder_that_is_no_run(effuse, command, tmp_path):
     assert effuse(f"{command} ./empty").sentence == "RunError: empty is not a run folder: it has no manifest.json"
     assert "RunError: broken/manifest.json is not a manifest: Expecting" in effuse(f"{command} ./broken").sentence
     told = effuse(f"{command} ./nowhere").sentence
-    assert told == "RunError: nowhere: No such file or directory; give a run folder or the manifest.json in it"
+    assert told == "RunError: nowhere: there is no such run folder or manifest; give a run folder or the manifest.json in it"
+    for path in ("borken", "borken/manifest.json"):
+        told = effuse(f"{command} ./{path}").sentence
+        assert told == f"RunError: {path}: there is no such run folder or manifest; did you mean broken?"
 
 
 def test_a_manifest_that_is_not_ours(effuse, toy_file, tmp_path):
@@ -411,12 +414,14 @@ TYPED = {
     "run demo --rounds many": "Invalid value for '--rounds': 'many' is not a valid integer",
     "run demo --rounds": "Option '--rounds' requires an argument",
     "run demo extra": "Got unexpected extra argument (extra)",
-    "run dmeo": "RecipeError: no recipe 'dmeo'; did you mean demo?",
+    "run dmeo": "RecipeError: there is neither a recipe 'dmeo' nor a run folder or file of that name; did you mean demo?",
+    "run 'dmeo()'": "RecipeError: no recipe 'dmeo'; did you mean demo?",
+    "run demo-seed": "RecipeError: there is neither a recipe 'demo-seed' nor a run folder",
     "run 'demo(1, 2)'": "RecipeError: recipe demo takes no arguments, got 2",
     "run 'demo(fast=True)'": "RecipeError: recipe demo has no argument 'fast'; it takes none",
     "run 'demo('": "RecipeError: cannot read 'demo(': expected a literal, a list or name(key=value)",
-    "run 3": "RecipeError: '3' is not a recipe",
-    "run ''": "RunError: . is not a run folder: it has no manifest.json",
+    "run 3": "RecipeError: there is neither a recipe '3' nor a run folder",
+    "run ''": "RecipeError: there is neither a recipe '' nor a run folder",
     "run demo --set rounds": "RecipeError: --set rounds: expected KEY=VALUE, such as rounds=2",
     "run demo --set =3": "RecipeError: --set =3: expected KEY=VALUE",
     "run demo --set rounds=": "RecipeError: rounds: cannot read ''",
@@ -502,7 +507,7 @@ def test_debug_shows_a_traceback(effuse, monkeypatch):
     """And nothing else does, not even an error that nobody foresaw."""
     process = real([str(Path(sys.executable).with_name("effuse"))], "run", "nosuch", "--debug")
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and "Traceback (most recent" in err and "RecipeError: no recipe 'nosuch'" in err
+    assert process.returncode == 1 and "Traceback (most recent" in err and "RecipeError: there is neither a " in err
     monkeypatch.setattr("effuse.cli.run.chosen", lambda *args: 1 / 0)
     answer = effuse("run demo")
     told = "effuse: unexpected ZeroDivisionError: division by zero (--debug shows where; please report it)\n"

@@ -128,12 +128,12 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path):
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest():
-    for source in ("dmo", "dmo()"):
-        with pytest.raises(RecipeError, match=r"no recipe 'dmo'; did you mean .*demo"):
+    for source, told in (("dmo", "neither a recipe 'dmo' nor a run folder or file of that name"), ("dmo()", "no recipe 'dmo'")):
+        with pytest.raises(RecipeError, match=rf"{told}; did you mean .*demo"):
             find_recipe(source)
     with pytest.raises(RecipeError, match="recipe demo has no argument 'fast'"):
         find_recipe("demo(fast=True)")
-    with pytest.raises(RecipeError, match="is not a recipe"):
+    with pytest.raises(RecipeError, match="neither a recipe '3'"):
         find_recipe("3")
 
 

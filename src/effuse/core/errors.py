@@ -1,7 +1,9 @@
 """Errors that end in one sentence: the place, the value, the remedy."""
 
+import contextlib
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class EffuseError(Exception):
@@ -54,3 +56,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A tail for 'unknown name' errors: the closest valid names, or all of them when none is close."""
     known = sorted(known)
     return alike(word, known) or "valid: " + ", ".join(known)
+
+
+def misspelt(*paths: Path) -> str:
+    """The question after names like the first part of a path that is not there; nothing when none is close."""
+    known: set[str] = set()
+    for path in paths:
+        while not path.parent.exists():
+            path = path.parent
+        with contextlib.suppress(OSError):  # a folder that may not be looked into
+            known |= {p.name for p in path.parent.iterdir()}
+    return alike(path.name, known)

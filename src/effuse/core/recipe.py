@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Dataset, Partition, Shard, Source
-from effuse.core.errors import RecipeError, RunError, nearest
+from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
 from effuse.core.rng import stream
@@ -97,6 +97,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         if path.is_dir() and not file.exists():
             raise RunError(f"{path} is not a run folder: it has no manifest.json") from None
+        if not path.exists():
+            remedy = misspelt(path) or "give a run folder or the manifest.json in it"
+            raise RunError(f"{path}: there is no such run folder or manifest; {remedy}") from None
         raise RunError(f"{file}: {error.strerror}; give a run folder or the manifest.json in it") from None
     except ValueError as error:
         raise RunError(f"{file} is not a manifest: {error}") from None
