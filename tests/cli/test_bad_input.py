@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faulty import Faulty
 from PIL import Image
 from toy import ToyStateful, toy_recipe
 
@@ -510,11 +512,26 @@ def test_debug_shows_a_traceback(effuse, monkeypatch):
     assert process.returncode == 1 and "Traceback (most recent" in err and "RecipeError: there is neither a " in err
     monkeypatch.setattr("effuse.cli.run.chosen", lambda *args: 1 / 0)
     answer = effuse("run demo")
-    told = "effuse: unexpected ZeroDivisionError: division by zero (--debug shows where; please report it)\n"
+    told = "effuse: unexpected ZeroDivisionError: division by zero (please report it; --debug shows a traceback)\n"
     assert answer == (1, "", told)
     monkeypatch.setattr(sys, "argv", ["effuse", "run", "demo", "--debug"])
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+@pytest.mark.parametrize("options", ["", "--workers 2"])
+def test_an_error_of_ones_own_file_names_its_line_and_is_not_for_us(effuse, toy_file, options):
+    """Whichever process it happens in."""
+    told = effuse(f"run {toy_file(algorithm=Faulty(local=ADAM))} --out run {options} --quiet").sentence
+    assert "ZeroDivisionError: division by zero (in " in told and "which is not part of effuse; --debug shows" in told
+    assert f"tests/faulty.py:{Faulty.train.__code__.co_firstlineno + 2}, " in told
+
+
+def test_an_error_in_a_room_where_ones_own_files_may_lie(effuse, toy_file, monkeypatch):
+    """They cannot be told from ours, so both are said."""
+    monkeypatch.setattr("effuse.algorithms.fedavg.mean", lambda updates: 1 / 0)
+    err = effuse(f"check {toy_file()}").err
+    assert re.search(r"\(in \S*effuse/algorithms/fedavg.py:\d+; unless that is a file of your own, please report it; ", err)
 
 
 def test_a_reader_that_has_seen_enough(effuse):

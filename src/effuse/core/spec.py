@@ -253,10 +253,18 @@ def registry(base: type) -> dict[str, type]:
         queue.extend(cls.__subclasses__())
         if not dataclasses.is_dataclass(cls) or getattr(cls, "__abstractmethods__", None) or "__abstract__" in vars(cls):
             continue
+        if "__dataclass_fields__" not in vars(cls) and (keys := _own_keys(cls)):
+            place, ignored = f"{cls.__module__}: write @spec above class {cls.__qualname__}", ", ".join(keys)
+            raise RecipeError(f"{place}; without it, what it says of {ignored} is ignored")
         other = known.setdefault(plain(cls.name), cls)
         if other is not cls and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RecipeError(f"two {base.__name__}s are called '{cls.name}': {other.__module__} and {cls.__module__}")
     return known
+
+
+def _own_keys(cls: type) -> list[str]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return [key for key in inspect.get_annotations(cls) if ClassVar not in (hints[key], get_origin(hints[key]))]
 
 
 @functools.cache
