@@ -130,8 +130,19 @@ def test_a_missing_data_set_says_how_to_get_it(effuse, train_on, tmp_path, monke
     told = train_on("fashion_mnist()").sentence
     assert "EFFUSE_DATA is not set" in told and "https://github.com/zalandoresearch/fashion-mnist" in told
     monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
-    assert f"{tmp_path}/cifar10.npz: not found" in effuse("check demo --set 'data=cifar10()'").sentence
+    told = effuse("check demo --set 'data=cifar10()'").sentence
+    assert f"MissingError: {tmp_path}/cifar10.npz: not found" in told and "to rehearse without any files, add --set" in told
     assert "/no/such/folder: not found" in train_on('folder("/no/such/folder")').sentence
+
+
+def test_only_missing_files_are_to_be_rehearsed_without(effuse, pictures):
+    """Here the files are all there, and wrong, or too few."""
+    Image.fromarray(np.zeros((6, 6), np.uint8)).save(pictures / "dogs" / "0.png")
+    for data, words in {
+        f'folder("{pictures}")': "6x6 pixels", "some(digits(), n=5000)": "digits() has 1442 training images",
+    }.items():  # fmt: skip
+        told = effuse(f"check demo --set 'data={data}'").sentence
+        assert told.startswith("DataError: ") and words in told and "without any files" not in told
 
 
 def test_a_client_with_no_data(effuse, shrunk):

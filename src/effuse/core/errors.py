@@ -18,6 +18,10 @@ class DataError(EffuseError):
     """Data that is missing, unreadable or inconsistent."""
 
 
+class MissingError(DataError):
+    """Files that are not there, so that only a rehearsal without them can go on."""
+
+
 class PartitionError(EffuseError):
     """A split of the data that its bounds do not allow."""
 
