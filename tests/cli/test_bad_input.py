@@ -383,6 +383,15 @@ def test_refused_before_computing(effuse, command, setting, monkeypatch):
     assert not Path("runs").exists(), "a refused recipe leaves no folder"
 
 
+def test_more_real_images_than_there_are_is_answered_with_a_setting_that_works(effuse):
+    """The digits have 355 test and 1442 training images; the other metrics stay."""
+    asked = ('fid(encoder=classifier(), split="train", reference=5000)', "kid(encoder=classifier(), skip=355)", "diversity()")
+    told = effuse(f"check demo --set 'evaluate.metrics=[{', '.join(asked)}]'").sentence
+    advice = re.search(r"lower it: (--set '.*')$", told)[1]
+    assert '[fid(encoder=classifier(), split="train", reference=1442), kid(encoder=classifier()), diversity()]' in advice
+    assert effuse(f"check demo {advice} --json").code == 0
+
+
 @pytest.mark.parametrize("metric", ["conditional_accuracy()", "diversity()"])
 def test_metrics_of_labels_need_a_conditional_model(effuse, metric):
     options = f"--set model.conditional=False --set sampler.guidance=0.0 --set evaluate.metrics=[{metric}]"
