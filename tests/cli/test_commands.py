@@ -291,6 +291,15 @@ def test_plan_is_check_and_both_have_a_page_for_readers(effuse, shrunk):
     assert effuse(f"plan demo {shrunk} --json").json == effuse(f"check demo {shrunk} --json").json
 
 
+def test_settings_that_fell_back_are_told(effuse, shrunk):
+    """The options that shrink the demo set its algorithm as a whole."""
+    words = "algorithm was set as a whole, so these are at their defaults: local.epochs=None (was 2), local.clip=None (was 1.0)"
+    assert words in effuse(f"check demo {shrunk} --json").json["warnings"][-1]
+    assert f"warning: {words}" in effuse(f"run demo {shrunk} --out a").out
+    assert effuse(f"run demo {shrunk} --out b --quiet") == (0, "", "")
+    assert effuse("check demo --json").json["warnings"] == []
+
+
 def test_check_computes_nothing(effuse, shrunk, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "backward", None)
     monkeypatch.setattr(Eager, "fit", None)

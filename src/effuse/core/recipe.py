@@ -1,6 +1,7 @@
 """A recipe: every free choice of a run, and nothing that follows from another choice."""
 
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -17,7 +18,7 @@ from effuse.core.model import Arch
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Decay
-from effuse.core.spec import Spec, build_text, field_hints, make, replace, spec, text, with_values
+from effuse.core.spec import Spec, build_text, fallen_back, field_hints, make, replace, spec, text, with_values
 from effuse.core.task import Task
 from effuse.core.workbench import SERVER
 
@@ -62,6 +63,17 @@ class Recipe(Spec):
         for parent, siblings in itertools.groupby(map(_setting, settings), lambda setting: setting[0]):
             recipe = replace(recipe, list(parent), {key: value for _, key, value in siblings})
         return recipe
+
+    def forgotten(self, settings: list[str]) -> list[str]:
+        """What settings put back to its default without naming it: who sets a spec sets all of its keys."""
+        changed, told = self.changed(settings), []
+        paths = dict.fromkeys((*parent, key) for parent, key, _ in map(_setting, settings))
+        for path in paths:
+            before, after = (functools.reduce(lambda value, key: getattr(value, key, None), path, r) for r in (self, changed))
+            within = any(path[:n] in paths for n in range(1, len(path)))  # told with what it is a part of
+            if isinstance(before, Spec) and isinstance(after, Spec) and not within and (lost := fallen_back(before, after)):
+                told.append(f"{'.'.join(path)} was set as a whole, so these are at their defaults: {', '.join(lost)}")
+        return told
 
     def resolved(self, train: Dataset) -> "Recipe":
         """This recipe with what depends on the data filled in."""

@@ -200,6 +200,21 @@ def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str
     return with_values(value, where, **{key: replace(inner, path[1:], sources, place)})
 
 
+def fallen_back(before: Spec, after: Spec, where: str = "") -> list[str]:
+    """The keys of both that `before` had set and that `after`, which came in its place, has at their defaults."""
+    found: list[str] = []
+    defaults = [{f.name: f.default for f in dataclasses.fields(s)} for s in (before, after)]  # type: ignore[arg-type]
+    for key in field_hints(type(after)):
+        was, now = getattr(before, key, None), getattr(after, key)
+        if was == now or key not in defaults[0]:
+            continue
+        if isinstance(was, Spec) and isinstance(now, Spec) and now != defaults[1][key]:
+            found += fallen_back(was, now, _below(where, key))
+        elif now == defaults[1][key] and was != defaults[0][key]:
+            found.append(f"{_below(where, key)}={text(now, full=False)} (was {text(was, full=False)})")
+    return found
+
+
 def _below(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
