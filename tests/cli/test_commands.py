@@ -351,6 +351,27 @@ def test_sample_grid_and_imagefolder(effuse, shrunk, finished, tmp_path):
     assert again.code == 0, "an exported folder is a data set again"
 
 
+def test_exported_folders_have_the_names_of_classes(effuse, shrunk, tmp_path):
+    """Which a recipe may call anything: where one cannot name a folder, all are numbers, and nothing is written elsewhere."""
+    for label in range(2):
+        (tmp_path / "pets" / ("cat", "old dog")[label]).mkdir(parents=True)
+        for i in range(10):
+            picture = Image.fromarray(np.full((8, 8), 20 * i + label, np.uint8))
+            picture.save(tmp_path / "pets" / ("cat", "old dog")[label] / f"{i}.png")
+    data = f"--set 'data=folder(\"{tmp_path / 'pets'}\")' --set clients=2 --set 'partition=iid()' --set evaluate.grid=0"
+    assert effuse(f"run demo {shrunk} {data} --out run").code == 0
+    assert effuse("sample run -n 4 --format imagefolder --out named").code == 0
+    assert sorted(p.name for p in Path("named").iterdir() if p.is_dir()) == ["cat", "old dog"]
+    assert Path("named/labels.csv").read_text().splitlines()[2] == "old dog/000001.png,1"
+    assert json.loads(Path("named/provenance.json").read_text())["classes"] == ["cat", "old dog"]
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    for number, classes in enumerate((["cat", "../dog"], ["cat", "Cat"], ["cat", ".."], ["cat"], None)):
+        Path("run/manifest.json").write_text(json.dumps(manifest | {"classes": classes}))
+        assert effuse(f"sample run -n 4 --format imagefolder --out {number}/set").code == 0
+        assert sorted(p.name for p in Path(f"{number}/set").iterdir() if p.is_dir()) == ["0", "1"]
+        assert [p.name for p in Path(str(number)).iterdir()] == ["set"]
+
+
 def test_exports_of_different_requests_do_not_overwrite_each_other(effuse, finished):
     folder, _ = finished
     options = ("", "--label 2", "--ema", "--seed 1", "--sampler 'ddim(steps=3)'", "--batch 2")

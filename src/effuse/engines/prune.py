@@ -44,7 +44,7 @@ def prune_run(
     with folder.locked():
         folder.create(
             with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type, None,
-            {"train": train.digest, "test": test.digest},
+            {"train": train.digest, "test": test.digest}, classes=train.classes,
         )  # fmt: skip
         save_model(less, recipe, out / "model")
         before = _report(opened.model, evaluator, run / ("model-ema" if ema else "model"), out / "samples" / "before.png")
