@@ -1,5 +1,18 @@
-"""effuse: federated learning of, and with, diffusion models."""
+"""Federated learning of, and with, diffusion models.
 
+    import effuse
+
+    recipe = effuse.recipe("demo", rounds=2)    # by name, keys changed; `effuse list` prints the names
+    effuse.check(recipe)["traffic"]["bytes"]    # what it would send and cost, with nothing computed
+    run = effuse.run(recipe, out="runs/a", observer=effuse.Display())    # silent without an observer
+    run = effuse.resume("runs/a")               # after an interruption
+    run.metrics, run.weights_sha256, run.path
+    effuse.load("runs/a").sample(64).pixels     # 64 x C x H x W in [-1, 1]
+
+Keys that lie deeper are changed as on the command line: `recipe.changed(["algorithm.local.lr=1e-3"])`.
+"""
+
+import importlib
 import os
 from typing import Any
 
@@ -12,13 +25,15 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 __version__ = "0.1.0"
-__all__ = ["load", "run"]
+__all__ = ["Display", "check", "load", "recipe", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:
     # importing torch takes seconds; `import effuse` alone should not
     if name in __all__:
-        from effuse.engines import notebook
-
-        return getattr(notebook, name)
+        return getattr(importlib.import_module("effuse.cli.progress" if name == "Display" else "effuse.engines.notebook"), name)
     raise AttributeError(f"module 'effuse' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # so that help() finds them, too

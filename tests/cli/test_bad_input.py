@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from faulty import Faulty
 from PIL import Image
 from toy import ToyStateful, toy_recipe
 
@@ -128,8 +130,19 @@ def test_a_missing_data_set_says_how_to_get_it(effuse, train_on, tmp_path, monke
     told = train_on("fashion_mnist()").sentence
     assert "EFFUSE_DATA is not set" in told and "https://github.com/zalandoresearch/fashion-mnist" in told
     monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
-    assert f"{tmp_path}/cifar10.npz: not found" in effuse("check demo --set 'data=cifar10()'").sentence
+    told = effuse("check demo --set 'data=cifar10()'").sentence
+    assert f"MissingError: {tmp_path}/cifar10.npz: not found" in told and "to rehearse without any files, add --set" in told
     assert "/no/such/folder: not found" in train_on('folder("/no/such/folder")').sentence
+
+
+def test_only_missing_files_are_to_be_rehearsed_without(effuse, pictures):
+    """Here the files are all there, and wrong, or too few."""
+    Image.fromarray(np.zeros((6, 6), np.uint8)).save(pictures / "dogs" / "0.png")
+    for data, words in {
+        f'folder("{pictures}")': "6x6 pixels", "some(digits(), n=5000)": "digits() has 1442 training images",
+    }.items():  # fmt: skip
+        told = effuse(f"check demo --set 'data={data}'").sentence
+        assert told.startswith("DataError: ") and words in told and "without any files" not in told
 
 
 def test_a_client_with_no_data(effuse, shrunk):
@@ -265,7 +278,10 @@ def test_a_folder_that_is_no_run(effuse, command, tmp_path):
     assert effuse(f"{command} ./empty").sentence == "RunError: empty is not a run folder: it has no manifest.json"
     assert "RunError: broken/manifest.json is not a manifest: Expecting" in effuse(f"{command} ./broken").sentence
     told = effuse(f"{command} ./nowhere").sentence
-    assert told == "RunError: nowhere: No such file or directory; give a run folder or the manifest.json in it"
+    assert told == "RunError: nowhere: there is no such run folder or manifest; give a run folder or the manifest.json in it"
+    for path in ("borken", "borken/manifest.json"):
+        told = effuse(f"{command} ./{path}").sentence
+        assert told == f"RunError: {path}: there is no such run folder or manifest; did you mean broken?"
 
 
 def test_a_manifest_that_is_not_ours(effuse, toy_file, tmp_path):
@@ -367,6 +383,15 @@ def test_refused_before_computing(effuse, command, setting, monkeypatch):
     assert not Path("runs").exists(), "a refused recipe leaves no folder"
 
 
+def test_more_real_images_than_there_are_is_answered_with_a_setting_that_works(effuse):
+    """The digits have 355 test and 1442 training images; the other metrics stay."""
+    asked = ('fid(encoder=classifier(), split="train", reference=5000)', "kid(encoder=classifier(), skip=355)", "diversity()")
+    told = effuse(f"check demo --set 'evaluate.metrics=[{', '.join(asked)}]'").sentence
+    advice = re.search(r"lower it: (--set '.*')$", told)[1]
+    assert '[fid(encoder=classifier(), split="train", reference=1442), kid(encoder=classifier()), diversity()]' in advice
+    assert effuse(f"check demo {advice} --json").code == 0
+
+
 @pytest.mark.parametrize("metric", ["conditional_accuracy()", "diversity()"])
 def test_metrics_of_labels_need_a_conditional_model(effuse, metric):
     options = f"--set model.conditional=False --set sampler.guidance=0.0 --set evaluate.metrics=[{metric}]"
@@ -411,12 +436,14 @@ TYPED = {
     "run demo --rounds many": "Invalid value for '--rounds': 'many' is not a valid integer",
     "run demo --rounds": "Option '--rounds' requires an argument",
     "run demo extra": "Got unexpected extra argument (extra)",
-    "run dmeo": "RecipeError: no recipe 'dmeo'; did you mean demo?",
+    "run dmeo": "RecipeError: there is neither a recipe 'dmeo' nor a run folder or file of that name; did you mean demo?",
+    "run 'dmeo()'": "RecipeError: no recipe 'dmeo'; did you mean demo?",
+    "run demo-seed": "RecipeError: there is neither a recipe 'demo-seed' nor a run folder",
     "run 'demo(1, 2)'": "RecipeError: recipe demo takes no arguments, got 2",
     "run 'demo(fast=True)'": "RecipeError: recipe demo has no argument 'fast'; it takes none",
     "run 'demo('": "RecipeError: cannot read 'demo(': expected a literal, a list or name(key=value)",
-    "run 3": "RecipeError: '3' is not a recipe",
-    "run ''": "RunError: . is not a run folder: it has no manifest.json",
+    "run 3": "RecipeError: there is neither a recipe '3' nor a run folder",
+    "run ''": "RecipeError: there is neither a recipe '' nor a run folder",
     "run demo --set rounds": "RecipeError: --set rounds: expected KEY=VALUE, such as rounds=2",
     "run demo --set =3": "RecipeError: --set =3: expected KEY=VALUE",
     "run demo --set rounds=": "RecipeError: rounds: cannot read ''",
@@ -446,7 +473,8 @@ TYPED = {
     "run demo --device gpu": "RecipeError: no device 'gpu'; valid: auto, cpu, cuda",
     "sample run -n 0": "Invalid value for '-n': 0 is not in the range x>=1",
     "sample run --format foo": "RecipeError: --format foo: expected one of grid, imagefolder, npz",
-    "list nosuch": "RecipeError: no recipe 'nosuch'; valid: ",
+    "list zzz": "RecipeError: nothing is called 'zzz'; `effuse list` shows every name",
+    "list fedporx": "RecipeError: nothing is called 'fedporx'; did you mean fedprox or ",
 }
 
 
@@ -501,14 +529,29 @@ def test_debug_shows_a_traceback(effuse, monkeypatch):
     """And nothing else does, not even an error that nobody foresaw."""
     process = real([str(Path(sys.executable).with_name("effuse"))], "run", "nosuch", "--debug")
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and "Traceback (most recent" in err and "RecipeError: no recipe 'nosuch'" in err
+    assert process.returncode == 1 and "Traceback (most recent" in err and "RecipeError: there is neither a " in err
     monkeypatch.setattr("effuse.cli.run.chosen", lambda *args: 1 / 0)
     answer = effuse("run demo")
-    told = "effuse: unexpected ZeroDivisionError: division by zero (--debug shows where; please report it)\n"
+    told = "effuse: unexpected ZeroDivisionError: division by zero (please report it; --debug shows a traceback)\n"
     assert answer == (1, "", told)
     monkeypatch.setattr(sys, "argv", ["effuse", "run", "demo", "--debug"])
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+@pytest.mark.parametrize("options", ["", "--workers 2"])
+def test_an_error_of_ones_own_file_names_its_line_and_is_not_for_us(effuse, toy_file, options):
+    """Whichever process it happens in."""
+    told = effuse(f"run {toy_file(algorithm=Faulty(local=ADAM))} --out run {options} --quiet").sentence
+    assert "ZeroDivisionError: division by zero (in " in told and "which is not part of effuse; --debug shows" in told
+    assert f"tests/faulty.py:{Faulty.train.__code__.co_firstlineno + 2}, " in told
+
+
+def test_an_error_in_a_room_where_ones_own_files_may_lie(effuse, toy_file, monkeypatch):
+    """They cannot be told from ours, so both are said."""
+    monkeypatch.setattr("effuse.algorithms.fedavg.mean", lambda updates: 1 / 0)
+    err = effuse(f"check {toy_file()}").err
+    assert re.search(r"\(in \S*effuse/algorithms/fedavg.py:\d+; unless that is a file of your own, please report it; ", err)
 
 
 def test_a_reader_that_has_seen_enough(effuse):

@@ -292,6 +292,15 @@ def test_plan_is_check_and_both_have_a_page_for_readers(effuse, shrunk):
     assert effuse(f"plan demo {shrunk} --json").json == effuse(f"check demo {shrunk} --json").json
 
 
+def test_settings_that_fell_back_are_told(effuse, shrunk):
+    """The options that shrink the demo set its algorithm as a whole."""
+    words = "algorithm was set as a whole, so these are at their defaults: local.epochs=None (was 2), local.clip=None (was 1.0)"
+    assert words in effuse(f"check demo {shrunk} --json").json["warnings"][-1]
+    assert f"warning: {words}" in effuse(f"run demo {shrunk} --out a").out
+    assert effuse(f"run demo {shrunk} --out b --quiet") == (0, "", "")
+    assert effuse("check demo --json").json["warnings"] == []
+
+
 def test_check_computes_nothing(effuse, shrunk, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "backward", None)
     monkeypatch.setattr(Eager, "fit", None)
@@ -341,6 +350,27 @@ def test_sample_grid_and_imagefolder(effuse, shrunk, finished, tmp_path):
     source = f"--set 'data=folder(\"{tmp_path / 'set'}\")' --set clients=2 --set 'partition=iid()' --set evaluate.grid=0"
     again = effuse(f"run demo {shrunk} {source} --out again")
     assert again.code == 0, "an exported folder is a data set again"
+
+
+def test_exported_folders_have_the_names_of_classes(effuse, shrunk, tmp_path):
+    """Which a recipe may call anything: where one cannot name a folder, all are numbers, and nothing is written elsewhere."""
+    for label in range(2):
+        (tmp_path / "pets" / ("cat", "old dog")[label]).mkdir(parents=True)
+        for i in range(10):
+            picture = Image.fromarray(np.full((8, 8), 20 * i + label, np.uint8))
+            picture.save(tmp_path / "pets" / ("cat", "old dog")[label] / f"{i}.png")
+    data = f"--set 'data=folder(\"{tmp_path / 'pets'}\")' --set clients=2 --set 'partition=iid()' --set evaluate.grid=0"
+    assert effuse(f"run demo {shrunk} {data} --out run").code == 0
+    assert effuse("sample run -n 4 --format imagefolder --out named").code == 0
+    assert sorted(p.name for p in Path("named").iterdir() if p.is_dir()) == ["cat", "old dog"]
+    assert Path("named/labels.csv").read_text().splitlines()[2] == "old dog/000001.png,1"
+    assert json.loads(Path("named/provenance.json").read_text())["classes"] == ["cat", "old dog"]
+    manifest = json.loads(Path("run/manifest.json").read_text())
+    for number, classes in enumerate((["cat", "../dog"], ["cat", "Cat"], ["cat", ".."], ["cat"], None)):
+        Path("run/manifest.json").write_text(json.dumps(manifest | {"classes": classes}))
+        assert effuse(f"sample run -n 4 --format imagefolder --out {number}/set").code == 0
+        assert sorted(p.name for p in Path(f"{number}/set").iterdir() if p.is_dir()) == ["0", "1"]
+        assert [p.name for p in Path(str(number)).iterdir()] == ["set"]
 
 
 def test_exports_of_different_requests_do_not_overwrite_each_other(effuse, finished):
@@ -416,8 +446,17 @@ def test_list(effuse):
     for kind, name in named.items():
         assert any(call.startswith(f"{name}(") for call in known[kind]), f"{name} is missing"
     assert all(line for names in known.values() for line in names.values()), "everything says what it is"
-    page = effuse("list").out
-    assert "label_skew(" in page and "conditional_accuracy(n, encoder)" in page
+
+
+def test_list_fits_a_terminal_and_is_not_folded_in_a_pipe(effuse, monkeypatch):
+    known = [name.partition("(")[0] for names in effuse("list --json").json.values() for name in names]
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = effuse("list").out.splitlines()
+    assert max(map(len, narrow)) <= 80 and any(line.startswith("  label_skew ") for line in narrow)
+    monkeypatch.delenv("COLUMNS")
+    piped = effuse("list").out.splitlines()
+    assert [line.split()[0] for line in piped if line.startswith("  ")] == known, "a line for each name"
+    assert [line for line in piped if line != line.rstrip()] == []
 
 
 def test_list_of_one_recipe(effuse):
@@ -430,6 +469,36 @@ def test_list_of_one_recipe(effuse):
     assert "metrics=[conditional_accuracy(), diversity()]" in re.sub(r"\s+", " ", effuse("list demo").out), "brackets stay"
     options = " ".join(f"--set {key}='{value}'" for key, value in keys.items())
     assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
+
+
+def test_list_of_one_spec(effuse):
+    """Kind, first line, and every key with type, default and the comment beside it, the heir's own before inherited ones."""
+    told = effuse("list FedProx --json").json
+    assert told | {"keys": {}} == {
+        "kind": "algorithm", "name": "fedprox", "about": "FedAvg whose clients are held near the global model.", "keys": {},
+    }  # fmt: skip
+    assert list(told["keys"].items()) == [
+        ("mu", "float = 0.01"),
+        ("local", "a solver, must be given"),
+        ("cohort", "int or float or None = None; clients a round: a count, a fraction, or all"),
+        ("weights", "'size' or 'uniform' = 'size'"),
+    ]
+    assert effuse("list fedprox").out.splitlines()[:2] == [
+        "algorithm fedprox: FedAvg whose clients are held near the global model.", "  mu       float = 0.01",
+    ]  # fmt: skip
+
+
+def test_list_explains_every_name_and_kind(effuse):
+    known = effuse("list --json").json
+    for kind, calls in known.items():
+        for call in calls:
+            name = call.partition("(")[0]
+            assert f"\n{kind} {name}: " in "\n" + effuse(f"list {name}").out
+        if kind not in ("recipe", "table"):
+            assert effuse(f"list {kind} --json").json == calls
+    assert effuse("list schedule --json").json == known["rate"], "as keys call it"
+    both = effuse("list fedphd").out
+    assert "\nits values\n" in both and "\nalgorithm fedphd: " in both, "a recipe's name, and an algorithm's"
 
 
 @pytest.mark.parametrize(("command", "words"), [("run", "recipe's name or call"), ("resume", "A run folder")])

@@ -37,7 +37,7 @@ def test_what_serve_refuses(effuse, keys, toy_file, tmp_path):
             "needs real images, and there are none here; leave metrics out: --set 'evaluate=evaluate(grid=20)'",
         ),
         ("serve --listen 127.0.0.1:8000 --resume a --rounds 3", "leave out what would change it"),
-        ("serve --listen 127.0.0.1:8000 --resume a", "a: No such file or directory"),
+        ("serve --listen 127.0.0.1:8000 --resume a", "a: there is no such run folder"),
     ):
         told = effuse(f"{line} --quiet").sentence
         assert words in told, told

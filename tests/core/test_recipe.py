@@ -106,6 +106,17 @@ def test_a_manifest_with_a_wrong_key_or_value_is_refused():
         Recipe.restore({**saved, "data": "__import__('os').system('true')"})
 
 
+def test_what_a_setting_forgets_is_known():
+    """The demo has adam(lr=2e-3, batch=64, epochs=2, clip=1.0, schedule=cosine_decay()) and dpm_solver(guidance=1.0)."""
+    told = demo().forgotten(["algorithm=fedprox(local=adam(lr=1.0, epochs=2))", "algorithm.local.batch=8", "sampler=ddim()"])
+    lost = {"algorithm": "local.clip=None (was 1.0), local.schedule=constant() (was cosine_decay())"}
+    lost |= {"sampler": "guidance=0.0 (was 1.0)"}
+    assert told == [f"{k} was set as a whole, so these are at their defaults: {v}" for k, v in lost.items()]
+    kept = "local=adam(lr=1e-3, batch=64, epochs=2, clip=1.0, schedule=cosine_decay())"
+    for named in ("algorithm.local.clip=None", f"algorithm=fedprox(mu=0.1, {kept})", f"algorithm.{kept}", "partition=iid()"):
+        assert demo().forgotten([named]) == []
+
+
 def test_a_manifest_is_read_from_its_folder_or_its_file(tmp_path: Path):
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps({"name": "mine", "recipe": demo().saved()}))
@@ -128,12 +139,12 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path):
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest():
-    for source in ("dmo", "dmo()"):
-        with pytest.raises(RecipeError, match=r"no recipe 'dmo'; did you mean .*demo"):
+    for source, told in (("dmo", "neither a recipe 'dmo' nor a run folder or file of that name"), ("dmo()", "no recipe 'dmo'")):
+        with pytest.raises(RecipeError, match=rf"{told}; did you mean .*demo"):
             find_recipe(source)
     with pytest.raises(RecipeError, match="recipe demo has no argument 'fast'"):
         find_recipe("demo(fast=True)")
-    with pytest.raises(RecipeError, match="is not a recipe"):
+    with pytest.raises(RecipeError, match="neither a recipe '3'"):
         find_recipe("3")
 
 

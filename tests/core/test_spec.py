@@ -1,7 +1,7 @@
 """The grammar of specs: what it reads, what it prints, and what it refuses to evaluate."""
 
 import time
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -333,6 +333,25 @@ def test_two_specs_of_one_name_are_an_error(monkeypatch):
     monkeypatch.setattr(AbacusOfClay, "name", "A_BACUS")
     with pytest.raises(RecipeError, match="two Specs are called .*BACUS.*test_spec"):
         registry(Spec)
+
+
+def test_a_class_without_spec_is_told_and_not_ignored():
+    class Undeclared(Abacus):
+        """Its beads of glass would be nobody's key."""
+
+        glass: int = 3
+
+    class Keyless(Abacus):
+        """Works as its parent does."""
+
+        shiny: ClassVar[bool] = True
+
+    told = r"test_spec: write @spec above class .*Undeclared; without it, what it says of glass is ignored"
+    with pytest.raises(RecipeError, match=told):
+        build_text("undeclared(glass=1)", Abacus, "here")
+    Undeclared.__abstract__ = True  # other tests look at all specs
+    assert build_text("keyless(beads=4)", Abacus, "here") == Keyless(beads=4)
+    Keyless.__abstract__ = True
 
 
 def test_specs_are_frozen_keyword_only_and_closed():

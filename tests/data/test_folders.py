@@ -61,7 +61,10 @@ def test_a_path_is_absolute_or_local_or_under_the_data_root(pets: Path, tmp_path
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
     assert len(Folder(path="pets").load("train")) == 12
-    with pytest.raises(DataError, match="pots: not found as pots nor"):
+    with pytest.raises(DataError, match=r"pots: not found in .*/elsewhere nor in .* \(EFFUSE_DATA\); did you mean pets\?"):
+        Folder(path="pots").load("train")
+    monkeypatch.delenv("EFFUSE_DATA")
+    with pytest.raises(DataError, match="pots: not found in .*/elsewhere; check the path, or set EFFUSE_DATA to the folder"):
         Folder(path="pots").load("train")
 
 

@@ -106,7 +106,11 @@ def _sentence(error: Exception) -> str:
     words = " ".join(str(error).split())[:LONGEST]
     if isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words:
         return f"not enough memory ({words}); lower algorithm.local.batch or sampler.batch; `effuse check` estimates memory"
-    return f"unexpected {type(error).__name__}: {words} (--debug shows where; please report it)"
+    # specs take a second to import, for which other errors need not wait
+    from effuse.core.blame import blamed
+
+    where = blamed(error) or "please report it"
+    return f"unexpected {type(error).__name__}: {words} ({where}; --debug shows a traceback)"
 
 
 def _stop(words: str, code: int) -> int:

@@ -8,7 +8,7 @@ from rich.table import Table
 from effuse.cli import app
 from effuse.cli.options import Json, RecipeName, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import amount, console
-from effuse.core.errors import DataError
+from effuse.core.errors import MissingError
 from effuse.engines.check import check as rehearse
 
 WITHOUT_FILES = (
@@ -21,11 +21,12 @@ WITHOUT_FILES = (
 @app.command("check")
 def check(recipe: RecipeName, set: Settings = None, rounds: Rounds = None, seed: Seed = None, as_json: Json = False) -> None:
     """Rehearse RECIPE: parameters, partition, traffic and steps, with nothing computed; alias `plan`."""
-    name, wanted = chosen(recipe, set, rounds, seed)
+    name, wanted, forgotten = chosen(recipe, set, rounds, seed)
     try:
         report = rehearse(wanted, name)
-    except DataError as error:
-        raise DataError(f"{error}; {WITHOUT_FILES}") from None
+    except MissingError as error:
+        raise MissingError(f"{error}; {WITHOUT_FILES}") from None
+    report["warnings"] += forgotten
     if as_json:
         print(json.dumps(report))
     else:

@@ -1,22 +1,29 @@
 """`effuse list`: what can be named in a recipe."""
 
+import dataclasses
 import inspect
 import json
+import re
+import textwrap
+import typing
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from effuse.cli import app
 from effuse.cli.options import Json
 from effuse.cli.progress import console
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Partition, Source
+from effuse.core.errors import RecipeError, alike
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
+from effuse.core.recipe import Recipe
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Schedule, Solver
-from effuse.core.spec import field_hints, registry
+from effuse.core.spec import Spec, describe, field_hints, plain, registry, text
 from effuse.core.task import Task
 from effuse.data.transforms import Transform
 from effuse.diffusion.schedules import NoiseSchedule
@@ -29,38 +36,105 @@ KINDS: dict[str, type] = {
     "sampler": Sampler, "metric": Metric, "histogram": Disclosure, "transform": Transform, "noise": NoiseSchedule,
     "rate": Schedule, "encoder": Encoder,
 }  # fmt: skip
+AS_WRITTEN: Any = {"break_long_words": False, "break_on_hyphens": False}  # what is copied from the screen must still be a value
 
 
 @app.command("list")
 def list_(
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Show the keys of one recipe instead.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Explain one of them: its keys, types, values.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List recipes, tables and everything that `--set` can name; with a recipe, its keys and values."""
-    if recipe is not None:
-        _, found = find_recipe(recipe)
-        keys = {key: str(getattr(found, key)) for key in field_hints(type(found))}
-        print(json.dumps(keys)) if as_json else _table(recipe, [(k, v, "") for k, v in keys.items()])
+    """List recipes, tables and everything that `--set` can name; with a name, its keys."""
+    if name is not None:
+        _explain(name, as_json)
         return
     functions: dict[str, dict[str, Any]] = {"recipe": catalogue(), "table": tables()}
     known = {kind: {n: _first_line(f) for n, f in sorted(found.items())} for kind, found in functions.items()}
-    for kind, base in KINDS.items():
-        known[kind] = {_call(cls): _first_line(cls) for cls in sorted(registry(base).values(), key=lambda c: c.name)}
+    known |= {kind: _calls(base) for kind, base in KINDS.items()}
     if as_json:
         print(json.dumps(known))
-    else:
-        _table(
-            "what a recipe can name", [(kind, name, line) for kind, names in known.items() for name, line in names.items()]
-        )
+        return
+    for kind, lines in known.items():
+        _page(kind, _names(lines))
+    print("`effuse list NAME` shows the keys of any of these")
 
 
-def _table(title: str, rows: list[tuple[str, str, str]]) -> None:
-    table = Table(title=title, show_header=False, title_justify="left", box=None)
-    shown = None
-    for kind, name, line in rows:
-        table.add_row("" if kind == shown else kind, name, line)
-        shown = kind
-    console().print(table)
+def _explain(name: str, as_json: bool) -> None:
+    """What a name stands for: a recipe with the values that it gives to its keys, and a few are an algorithm's, too."""
+    for kind, base in KINDS.items():
+        if name in (kind, base.name):  # keys are said to be "a solver", "a schedule"
+            print(json.dumps(_calls(base))) if as_json else _page(kind, _names(_calls(base)))
+            return
+    found = list(_named(name))
+    values: dict[str, str] = {}
+    if name in catalogue() or not found:
+        recipe = _recipe(name)
+        values = {key: str(getattr(recipe, key)) for key in field_hints(type(recipe))}
+    if as_json:
+        print(json.dumps(values or found[0]))
+        return
+    for one in found:
+        _page(f"{one['kind']} {one['name']}: {one['about']}", one["keys"])
+        if one["kind"] == "recipe":
+            _page("its values", values)
+    if not found:
+        _page(name, values)
+
+
+def _named(name: str) -> Iterator[dict[str, Any]]:
+    """The recipe, the table and the spec of this name."""
+    for kind, functions in (("recipe", catalogue()), ("table", tables())):
+        if name in functions:
+            keys = inspect.signature(functions[name]).parameters
+            hints, defaults = typing.get_type_hints(functions[name]), {k: p.default for k, p in keys.items()}
+            yield _told(kind, name, functions[name], {k: hints[k] for k in keys}, defaults, {})
+    cls = registry(Spec).get(plain(name))
+    if cls is not None:
+        kind = next((kind for kind, base in KINDS.items() if issubclass(cls, base)), "part of a recipe")
+        defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+        yield _told(kind, cls.name, cls, field_hints(cls), defaults, _remarks(cls))
+
+
+def _told(
+    kind: str, name: str, thing: Any, hints: dict[str, Any], defaults: dict[str, Any], remarks: dict[str, str]
+) -> dict[str, Any]:
+    keys = {}
+    for key, hint in hints.items():
+        needed = defaults[key] in (dataclasses.MISSING, inspect.Parameter.empty)
+        value = ", must be given" if needed else f" = {text(defaults[key], full=False)}"
+        keys[key] = f"{describe(hint)}{value}" + (f"; {remarks[key]}" if key in remarks else "")
+    return {"kind": kind, "name": name, "about": _first_line(thing), "keys": keys}
+
+
+def _remarks(cls: type) -> dict[str, str]:
+    """The comments beside a spec's keys, an heir's own after those that it inherits."""
+    sources = [inspect.getsource(c) for c in reversed(cls.__mro__) if issubclass(c, Spec)]
+    return dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", "\n".join(sources), re.MULTILINE))
+
+
+def _recipe(name: str) -> Recipe:
+    known = {*catalogue(), *tables(), *KINDS, *(cls.name for cls in registry(Spec).values())}
+    if re.fullmatch(r"[\w.]+", name) and name not in known and not Path(name).exists():  # neither a call nor a path
+        raise RecipeError(f"nothing is called '{name}'; {alike(name, known) or '`effuse list` shows every name'}")
+    return find_recipe(name)[1]
+
+
+def _page(title: str, rows: dict[str, str]) -> None:
+    """Names and what is said of them, folded to a terminal; a file or a pipe has a line for each, as it can be searched by."""
+    width, margin = console().width, max(map(len, rows), default=0) + 4
+    print(textwrap.fill(title, width, **AS_WRITTEN))
+    for name, words in rows.items():
+        first = f"  {name}".ljust(margin)
+        folded = textwrap.wrap(words, width, initial_indent=first, subsequent_indent=" " * margin, **AS_WRITTEN)
+        print("\n".join(folded or [first.rstrip()]))
+
+
+def _calls(base: type) -> dict[str, str]:
+    return {_call(cls): _first_line(cls) for cls in sorted(registry(base).values(), key=lambda c: c.name)}
+
+
+def _names(calls: dict[str, str]) -> dict[str, str]:
+    return {call.partition("(")[0]: line for call, line in calls.items()}
 
 
 def _call(cls: Any) -> str:

@@ -29,8 +29,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors."
 
 def chosen(
     source: str, settings: list[str] | None, rounds: int | None = None, seed: int | None = None, clients: int | None = None
-) -> tuple[str, Recipe]:
-    """The recipe that the command line asks for, and its name."""
+) -> tuple[str, Recipe, list[str]]:
+    """The recipe that the command line asks for, after its name and before what its settings forgot."""
     name, recipe = find_recipe(source)
     shorthands = [f"{k}={v}" for k, v in (("rounds", rounds), ("seed", seed), ("clients", clients)) if v is not None]
-    return name, recipe.changed([*(settings or []), *shorthands])
+    settings = [*(settings or []), *shorthands]
+    return name, recipe.changed(settings), recipe.forgotten(settings)

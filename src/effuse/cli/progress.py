@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,13 @@ def console() -> Console:
 
 
 @contextlib.contextmanager
-def watched(folder: Path, as_json: bool, quiet: bool, resume: str = "effuse resume") -> Iterator[Observer]:
+def watched(
+    folder: Path, as_json: bool, quiet: bool, resume: str = "effuse resume", warnings: Sequence[str] = ()
+) -> Iterator[Observer]:
     """Show a run while it goes, where that is wanted; after Ctrl-C say how to go on with it."""
     with Observer() if as_json or quiet else Display() as observer:
+        for words in warnings:
+            observer.said(f"warning: {words}")
         try:
             yield observer
         except KeyboardInterrupt:

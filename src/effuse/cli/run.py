@@ -40,11 +40,11 @@ def run(
     profile: Profiled = False,
 ) -> None:
     """Train by RECIPE (a name, a call, or a run's manifest.json), evaluate, and write a run folder."""
-    name, wanted = chosen(recipe, set, rounds, seed, clients)
+    name, wanted, forgotten = chosen(recipe, set, rounds, seed, clients)
     places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
     if seeds is None:
         folder = out or new_folder(name)
-        with watched(folder, as_json, quiet) as observer, profiled(folder, profile) as spans:
+        with watched(folder, as_json, quiet, warnings=forgotten) as observer, profiled(folder, profile) as spans:
             result = driver.run(wanted, folder, name=name, **places, observer=observer)
         tell(result, folder, spans, as_json, quiet)
         return
@@ -58,7 +58,7 @@ def run(
         RunFolder(folder).require_same(changed)
     results = {}
     for n, (changed, folder) in planned.items():
-        with watched(folder, as_json, quiet) as observer, profiled(folder, profile) as spans:
+        with watched(folder, as_json, quiet, warnings=forgotten) as observer, profiled(folder, profile) as spans:
             if n in begun:
                 results[n] = driver.resume(folder, observer=observer)
             else:

@@ -52,18 +52,19 @@ def serve(
     if recipe is None and (set or clients is not None or rounds is not None or seed is not None):
         raise RunError(f"--resume {resume}: the run keeps its recipe; leave out what would change it")
     begun = resume is not None and (recipe is None or (resume / "manifest.json").exists())
+    forgotten: list[str] = []
     if recipe is None:
         folder = Path(str(resume))
         manifest = read_manifest(folder)
         name, wanted = str(manifest.get("name")), Recipe.restore(manifest["recipe"])
     else:
-        name, wanted = chosen(recipe, set, rounds, seed, clients)
+        name, wanted, forgotten = chosen(recipe, set, rounds, seed, clients)
         folder = resume or out or new_folder(name)
         if begun:
             RunFolder(folder).require_same(wanted)
     engine = served(Served(listen, keys, Terms(quorum, deadline), insecure), name, wanted.clients)
     safely = f" --keys {keys}" if keys is not None else " --insecure" * insecure
-    with watched(folder, as_json, quiet, f"effuse serve --listen {listen}{safely} --resume") as observer:
+    with watched(folder, as_json, quiet, f"effuse serve --listen {listen}{safely} --resume", forgotten) as observer:
         if begun:
             result = driver.resume(folder, observer=observer, served=engine)
         else:

@@ -1,7 +1,9 @@
 """Errors that end in one sentence: the place, the value, the remedy."""
 
+import contextlib
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class EffuseError(Exception):
@@ -14,6 +16,10 @@ class RecipeError(EffuseError):
 
 class DataError(EffuseError):
     """Data that is missing, unreadable or inconsistent."""
+
+
+class MissingError(DataError):
+    """Files that are not there, so that only a rehearsal without them can go on."""
 
 
 class PartitionError(EffuseError):
@@ -44,10 +50,24 @@ class RunError(EffuseError):
     """A run folder that cannot be written, read or resumed."""
 
 
+def alike(word: str, known: Iterable[str]) -> str:
+    """The question after the closest of some names; nothing when none is close."""
+    close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
+    return "did you mean " + " or ".join(close) + "?" if close else ""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A tail for 'unknown name' errors: the closest valid names, or all of them when none is close."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    if close:
-        return "did you mean " + " or ".join(close) + "?"
-    return "valid: " + ", ".join(known)
+    return alike(word, known) or "valid: " + ", ".join(known)
+
+
+def misspelt(*paths: Path) -> str:
+    """The question after names like the first part of a path that is not there; nothing when none is close."""
+    known: set[str] = set()
+    for path in paths:
+        while not path.parent.exists():
+            path = path.parent
+        with contextlib.suppress(OSError):  # a folder that may not be looked into
+            known |= {p.name for p in path.parent.iterdir()}
+    return alike(path.name, known)

@@ -76,6 +76,7 @@ class Outlook:
     conditional: bool  # samples carry the labels they were asked for
     classes: int
     real: Mapping[str, int]  # real images in each split
+    metrics: tuple["Metric", ...] = ()  # all that are measured
 
 
 @spec

@@ -1,6 +1,7 @@
 """A recipe: every free choice of a run, and nothing that follows from another choice."""
 
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -11,13 +12,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Dataset, Partition, Shard, Source
-from effuse.core.errors import RecipeError, RunError, nearest
+from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Decay
-from effuse.core.spec import Spec, build_text, field_hints, make, replace, spec, text, with_values
+from effuse.core.spec import Spec, build_text, fallen_back, field_hints, make, replace, spec, text, with_values
 from effuse.core.task import Task
 from effuse.core.workbench import SERVER
 
@@ -63,6 +64,17 @@ class Recipe(Spec):
             recipe = replace(recipe, list(parent), {key: value for _, key, value in siblings})
         return recipe
 
+    def forgotten(self, settings: list[str]) -> list[str]:
+        """What settings put back to its default without naming it: who sets a spec sets all of its keys."""
+        changed, told = self.changed(settings), []
+        paths = dict.fromkeys((*parent, key) for parent, key, _ in map(_setting, settings))
+        for path in paths:
+            before, after = (functools.reduce(lambda value, key: getattr(value, key, None), path, r) for r in (self, changed))
+            within = any(path[:n] in paths for n in range(1, len(path)))  # told with what it is a part of
+            if isinstance(before, Spec) and isinstance(after, Spec) and not within and (lost := fallen_back(before, after)):
+                told.append(f"{'.'.join(path)} was set as a whole, so these are at their defaults: {', '.join(lost)}")
+        return told
+
     def resolved(self, train: Dataset) -> "Recipe":
         """This recipe with what depends on the data filled in."""
         return with_values(self, "recipe", model=self.model.resolved(train.shape))
@@ -97,6 +109,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         if path.is_dir() and not file.exists():
             raise RunError(f"{path} is not a run folder: it has no manifest.json") from None
+        if not path.exists():
+            remedy = misspelt(path) or "give a run folder or the manifest.json in it"
+            raise RunError(f"{path}: there is no such run folder or manifest; {remedy}") from None
         raise RunError(f"{file}: {error.strerror}; give a run folder or the manifest.json in it") from None
     except ValueError as error:
         raise RunError(f"{file} is not a manifest: {error}") from None

@@ -200,6 +200,21 @@ def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str
     return with_values(value, where, **{key: replace(inner, path[1:], sources, place)})
 
 
+def fallen_back(before: Spec, after: Spec, where: str = "") -> list[str]:
+    """The keys of both that `before` had set and that `after`, which came in its place, has at their defaults."""
+    found: list[str] = []
+    defaults = [{f.name: f.default for f in dataclasses.fields(s)} for s in (before, after)]  # type: ignore[arg-type]
+    for key in field_hints(type(after)):
+        was, now = getattr(before, key, None), getattr(after, key)
+        if was == now or key not in defaults[0]:
+            continue
+        if isinstance(was, Spec) and isinstance(now, Spec) and now != defaults[1][key]:
+            found += fallen_back(was, now, _below(where, key))
+        elif now == defaults[1][key] and was != defaults[0][key]:
+            found.append(f"{_below(where, key)}={text(now, full=False)} (was {text(was, full=False)})")
+    return found
+
+
 def _below(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
@@ -236,7 +251,7 @@ def field_hints(cls: type) -> dict[str, Any]:
 def find(base: type, name: str, where: str) -> type:
     """The subclass of `base` with this name; case and underscores do not matter."""
     known = registry(base)
-    found = known.get(_plain(name))
+    found = known.get(plain(name))
     if found is None:
         kind = "name" if base is Spec else base.name.replace("_", " ")
         raise RecipeError(f"{where}: no {kind} '{name}'; {nearest(name, (c.name for c in known.values()))}")
@@ -253,10 +268,18 @@ def registry(base: type) -> dict[str, type]:
         queue.extend(cls.__subclasses__())
         if not dataclasses.is_dataclass(cls) or getattr(cls, "__abstractmethods__", None) or "__abstract__" in vars(cls):
             continue
-        other = known.setdefault(_plain(cls.name), cls)
+        if "__dataclass_fields__" not in vars(cls) and (keys := _own_keys(cls)):
+            place, ignored = f"{cls.__module__}: write @spec above class {cls.__qualname__}", ", ".join(keys)
+            raise RecipeError(f"{place}; without it, what it says of {ignored} is ignored")
+        other = known.setdefault(plain(cls.name), cls)
         if other is not cls and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RecipeError(f"two {base.__name__}s are called '{cls.name}': {other.__module__} and {cls.__module__}")
     return known
+
+
+def _own_keys(cls: type) -> list[str]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return [key for key in inspect.get_annotations(cls) if ClassVar not in (hints[key], get_origin(hints[key]))]
 
 
 @functools.cache
@@ -285,7 +308,9 @@ def describe(hint: Any) -> str:
     words = []
     for member in _members(hint):
         if isinstance(member, type) and issubclass(member, Spec):
-            words.append(f"a {member.name.replace('_', ' ')}")
+            words.append(f"{'an' if member.name[0] in 'aeiou' else 'a'} {member.name.replace('_', ' ')}")
+        elif member is types.NoneType:
+            words.append("None")
         elif get_origin(member) is tuple:
             words.append(f"a list, each {describe(get_args(member)[0])}")
         else:
@@ -312,7 +337,8 @@ def _item_hint(hint: Any) -> Any:
     return object
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A name as it is looked up."""
     return name.lower().replace("_", "")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from effuse.core.errors import DataError
+from effuse.core.errors import DataError, MissingError, misspelt
 
 ROOT = "EFFUSE_DATA"  # the environment variable that names the data root
 
@@ -22,10 +22,10 @@ def standard(name: str, remedy: str) -> Path:
     """A well-known file or folder under the data root; `remedy` says how to get it."""
     root = data_root()
     if root is None:
-        raise DataError(f"{name}: {ROOT} is not set; set it to a folder with {name} in it: {remedy}")
+        raise MissingError(f"{name}: {ROOT} is not set; set it to a folder with {name} in it: {remedy}")
     path = root / name
     if not path.exists():
-        raise DataError(f"{path}: not found; {remedy}")
+        raise MissingError(f"{path}: not found; {remedy}")
     return path
 
 
@@ -37,9 +37,11 @@ def locate(path: str) -> Path:
     for candidate in candidates:
         if candidate.exists():
             return candidate
-    looked = " nor ".join(str(c) for c in candidates)
-    hint = "" if given.is_absolute() or root is not None else f", or set {ROOT} to the folder that has it"
-    raise DataError(f"{path}: not found as {looked}; check the path{hint}")
+    looked, hint = "", ""
+    if not given.is_absolute():
+        looked = f" in {Path.cwd()}" + ("" if root is None else f" nor in {root} ({ROOT})")
+        hint = f", or set {ROOT} to the folder that has it" if root is None else ""
+    raise MissingError(f"{path}: not found{looked}; {misspelt(*candidates) or f'check the path{hint}'}")
 
 
 def pixel_tensor(images: np.ndarray, place: str) -> tuple[Tensor, int]:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from effuse.core.data import Dataset, Source, Split
-from effuse.core.errors import DataError
+from effuse.core.errors import DataError, MissingError
 from effuse.core.spec import spec
 from effuse.data.files import locate, standard
 from effuse.data.holdout import held_out
@@ -179,5 +179,5 @@ def _with_groups(listing: Listing, table: Table) -> Listing:
 def _beside(root: Path, name: str) -> Path:
     path = root / Path(name).expanduser()  # an absolute name stays itself
     if not path.is_file():
-        raise DataError(f"{path}: not found; give a table's path from {root} or, for groups, a column of the attributes")
+        raise MissingError(f"{path}: not found; give a table's path from {root} or, for groups, a column of the attributes")
     return path

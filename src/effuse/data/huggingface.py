@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from effuse.core.data import Dataset, Source, Split
-from effuse.core.errors import DataError, nearest
+from effuse.core.errors import DataError, MissingError, nearest
 from effuse.core.spec import spec
 from effuse.data.files import label_tensor
 from effuse.data.images import image_tensor, stack
@@ -60,13 +60,13 @@ class Hf(Source):
         try:
             import datasets
         except ImportError:
-            raise DataError(f"hf:{self.path}: needs the datasets library; pip install effuse[hf]") from None
+            raise MissingError(f"hf:{self.path}: needs the datasets library; pip install effuse[hf]") from None
         try:
             return datasets.load_dataset(self.path, self.config, split=split, revision=self.revision)
         except Exception as error:  # the library raises dozens of types; all mean that there is no data
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             remedy = "check name, config, split and network"
-            raise DataError(f"hf:{self.path}: split '{split}' cannot be loaded ({reason}); {remedy}") from None
+            raise MissingError(f"hf:{self.path}: split '{split}' cannot be loaded ({reason}); {remedy}") from None
 
     def _distinct(self, label: str) -> list[str]:
         """Class names from the training labels, where the column is not of the class label type."""

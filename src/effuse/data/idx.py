@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from effuse.core.data import Dataset, Source, Split
-from effuse.core.errors import DataError
+from effuse.core.errors import DataError, MissingError
 from effuse.core.spec import spec
 from effuse.data.files import label_tensor, pixel_tensor, standard
 from effuse.data.transforms import Transform, prepared
@@ -56,7 +56,7 @@ def _read(folder: Path, stem: str, dimensions: int, name: str) -> tuple[np.ndarr
     for path in (folder / stem, folder / f"{stem}.gz"):
         if path.is_file():
             return read_idx(path, dimensions), str(path)
-    raise DataError(f"{folder / stem}: not found, plain or .gz; {HOW_TO_GET[name]}")
+    raise MissingError(f"{folder / stem}: not found, plain or .gz; {HOW_TO_GET[name]}")
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

@@ -83,8 +83,8 @@ def run(
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked():
         kind = SERVED if served else engine
-        origin = {} if trained is None else {"trained": str(trained)}
-        folder.create(recipe, name, kind, place.type, workers, {"train": train.digest, "test": test.digest}, **origin)
+        more = {"classes": train.classes} if trained is None else {"classes": train.classes, "trained": str(trained)}
+        folder.create(recipe, name, kind, place.type, workers, {"train": train.digest, "test": test.digest}, **more)
         if trained is not None:
             folder.inherit(RunFolder(trained))
         return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer or Observer()).complete()

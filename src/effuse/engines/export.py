@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from effuse.engines.grid import save_grid
 from effuse.engines.save import Loaded
 
 FORMATS = ("grid", "imagefolder", "npz")
+FOLDER_NAME = re.compile(r"\w([\w .,=+()'-]{0,98}[\w)])?")  # on any disk, and nowhere but below the export
 
 
 def export(
@@ -68,6 +70,7 @@ def _made(run: Path, recipe: Recipe) -> dict[str, Any]:
         "synthetic": True,
         "run": str(run),
         "recipe": recipe.saved(),
+        "classes": read_manifest(run).get("classes"),  # what labels mean, in order
     }
 
 
@@ -92,7 +95,7 @@ def _written(images: Images, form: str, where: Path, provenance: dict[str, Any],
         return path
     require_empty(where)
     with writing(where):
-        _folder(images, where, origin)
+        _folder(images, where, origin, provenance["classes"])
     _note(where / "provenance.json", provenance)
     return where
 
@@ -108,21 +111,30 @@ def _named(path: Path, suffix: str) -> Path:
     return path if path.suffix == suffix else path.with_name(path.name + suffix)
 
 
-def _folder(images: Images, where: Path, origin: list[int] | None) -> None:
+def _folder(images: Images, where: Path, origin: list[int] | None, classes: object) -> None:
     from PIL import Image
 
     where.mkdir(parents=True, exist_ok=True)
     pixels = images.bytes().permute(0, 2, 3, 1).numpy()
+    labels = ["images"] * len(images) if images.labels is None else images.labels.tolist()
+    folders = class_folders(classes, max(labels, default=0) + 1) if images.labels is not None else {"images": "images"}
     names = []
-    for i, image in enumerate(pixels):
-        label = "images" if images.labels is None else str(int(images.labels[i]))
-        path = where / label / f"{i:06d}.png"
+    for i, (image, label) in enumerate(zip(pixels, labels)):
+        path = where / folders[label] / f"{i:06d}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(path)
-        names.append((f"{label}/{path.name}", label, *([] if origin is None else [origin[i]])))
+        names.append((f"{folders[label]}/{path.name}", label, *([] if origin is None else [origin[i]])))
     head = ("file", "label", *([] if origin is None else ["client"]))
     with open(where / "labels.csv", "w", newline="") as file:
         csv.writer(file).writerows([head, *names])
+
+
+def class_folders(classes: object, n: int) -> dict[Any, str]:
+    """The folders of labels below n: the names of their classes or, unless all of these can be folders, their numbers."""
+    names = [str(name) for name in classes] if isinstance(classes, list) else []
+    distinct = len({name.lower() for name in names}) == len(names)  # on some disks A and a are one
+    usable = len(names) >= n and distinct and all(map(FOLDER_NAME.fullmatch, names))
+    return dict(enumerate(names if usable else map(str, range(n))))
 
 
 def _note(path: Path, provenance: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ class RunFolder:
                 raise RunError(f"{self.path} was run with {key}={was}, not {now}; choose another --out")
 
     def create(
-        self, recipe: Recipe, name: str, engine: str, device: str, workers: int | None, data: dict[str, str], **more: str
+        self, recipe: Recipe, name: str, engine: str, device: str, workers: int | None, data: dict[str, str], **more: Any
     ) -> None:
         """Claim the folder for a new run."""
         self.require_new()

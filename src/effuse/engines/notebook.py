@@ -1,4 +1,4 @@
-"""The same from Python: `effuse.run("demo", rounds=2)`, `effuse.load(run).sample(64)`."""
+"""The same from Python: `effuse.run("demo", rounds=2)`, `effuse.load(run).sample(64)`; `help(effuse)` shows all."""
 
 import dataclasses
 import time
@@ -7,12 +7,13 @@ from typing import Any
 
 from effuse.core.recipe import Recipe
 from effuse.core.spec import text
+from effuse.engines import check as rehearsal
 from effuse.engines import driver
 from effuse.engines.observer import Observer
 from effuse.engines.save import load
 from effuse.recipes import find_recipe
 
-__all__ = ["Finished", "load", "run"]
+__all__ = ["Finished", "check", "load", "recipe", "resume", "run"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +32,43 @@ class Finished:
         return str(self.result["weights_sha256"])
 
 
+def recipe(source: str | Recipe, **changes: Any) -> Recipe:
+    """A recipe by its name, call or manifest, with any of its keys changed: `effuse.recipe("demo", rounds=2, seed=1)`."""
+    return _named(source, changes)[1]
+
+
+def check(recipe: str | Recipe, **changes: Any) -> dict[str, Any]:
+    """Rehearse a recipe: its parameters, partition, traffic, steps and memory, with nothing computed."""
+    name, chosen = _named(recipe, changes)
+    return rehearsal.check(chosen, name)
+
+
 def run(
     recipe: str | Recipe, *, out: Path | str | None = None, engine: str = "simulator", device: str = "auto",
     workers: int | None = None, observer: Observer | None = None, **changes: Any,
 ) -> Finished:  # fmt: skip
-    """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`."""
-    name, chosen = find_recipe(recipe) if isinstance(recipe, str) else ("run", recipe)
-    chosen = chosen.changed([f"{k}={v if isinstance(v, str) else text(v)}" for k, v in changes.items()])
+    """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`.
+
+    `observer=effuse.Display()` shows how far it is, as the command line does.
+    """
+    name, chosen = _named(recipe, changes)
     folder = new_folder(name) if out is None else Path(out)
     places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
-    return Finished(folder, driver.run(chosen, folder, name=name, **places, observer=observer))
+    with observer or Observer() as watching:
+        return Finished(folder, driver.run(chosen, folder, name=name, **places, observer=watching))
+
+
+def resume(
+    run: Path | str, *, device: str | None = None, workers: int | None = None, observer: Observer | None = None
+) -> Finished:
+    """Go on with a run from its last checkpoint; a finished one just gives its result."""
+    with observer or Observer() as watching:
+        return Finished(Path(run), driver.resume(Path(run), device=device, workers=workers, observer=watching))
+
+
+def _named(source: str | Recipe, changes: dict[str, Any]) -> tuple[str, Recipe]:
+    name, chosen = find_recipe(source) if isinstance(source, str) else ("run", source)
+    return name, chosen.changed([f"{k}={v if isinstance(v, str) else text(v)}" for k, v in changes.items()])
 
 
 def new_folder(name: str) -> Path:

@@ -55,7 +55,7 @@ def prune_run(
         # claimed only now: half of it is no run that `resume` could go on with, it would train another model in its place
         folder.create(
             with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type, None,
-            {"train": train.digest, "test": test.digest},
+            {"train": train.digest, "test": test.digest}, classes=train.classes,
         )  # fmt: skip
     return report
 

@@ -46,7 +46,7 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
         sampler.ready(recipe.task, conditional)
     outlook = Outlook(
         classifies=isinstance(recipe.task, Classify), conditional=conditional, classes=recipe.model.shape.classes,
-        real={"train": len(train), "test": len(test)},
+        real={"train": len(train), "test": len(test)}, metrics=recipe.evaluate.metrics,
     )  # fmt: skip
     stored: dict[str, object] = {}
     for metric in recipe.evaluate.metrics:

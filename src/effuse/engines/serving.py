@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from effuse.core.blame import blamed
 from effuse.core.machine import Machine, Meter
 from effuse.core.recipe import Recipe
 from effuse.core.wire import encode, message
@@ -35,10 +36,11 @@ class Tally:
 
 @message
 class Failure:
-    """An error as it crosses: the name of its kind, its sentence, and where it came from."""
+    """An error as it crosses: the name of its kind, its sentence, and where it came from, for a sentence and in full."""
 
     kind: str
     words: str
+    blamed: str
     trace: str
 
 
@@ -120,7 +122,8 @@ def _serve_slot(
 
 def failed(error: Exception) -> bytes:
     trace = "".join(traceback.format_exception(error))
-    return frame(FAILED, encode(Failure(type(error).__name__, " ".join(str(error).split()), trace), Failure))
+    failure = Failure(type(error).__name__, " ".join(str(error).split()), blamed(error), trace)
+    return frame(FAILED, encode(failure, Failure))
 
 
 def _end_with(control: socket.socket) -> None:

@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from effuse.core.data import Split
-from effuse.core.errors import DataError, TrainingError
+from effuse.core.errors import DataError, MissingError, TrainingError
 from effuse.core.metric import Protocol, Subject
 from effuse.core.rng import Stream
 from effuse.core.spec import Spec, spec, text
@@ -91,7 +91,7 @@ class Inception(Encoder):
     def weights(self) -> Path:
         root = os.environ.get("EFFUSE_DATA")
         if not root:
-            raise DataError(
+            raise MissingError(
                 "the Inception weights for FID are looked for as EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is "
                 "not set; point it at the folder that holds them (docs/runs.md says how to get them), or use another encoder in the "
                 "metric or in the algorithm's own test: encoder=classifier() or encoder=pixels()"

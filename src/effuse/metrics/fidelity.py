@@ -1,5 +1,6 @@
 """How close generated images are to real ones: FID, KID, improved precision and recall, Inception Score."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import Annotated
 
@@ -34,12 +35,21 @@ class Fidelity(Metric, ABC):
         return (self.key(self.name),)
 
     def ready(self, outlook: Outlook) -> None:
-        there = outlook.real[self.split] - self.skip
-        if (self.reference or min(self.skip, 2)) > there:
+        if self._fitting(outlook) is not self:
             split = f"the {self.split} split has {outlook.real[self.split]} images"
             wanted = f"skip={self.skip} and reference={self.reference}" if self.skip else f"reference={self.reference}"
-            raise RecipeError(f"{self.name}: {wanted}, but {split}; lower {'either' if self.skip else 'it'}")
+            listed = outlook.metrics or (self,)  # the key is set as a whole, so all of them are named
+            fitting = ", ".join(str(m._fitting(outlook) if isinstance(m, Fidelity) else m) for m in listed).replace("'", '"')
+            lower = f"lower {'either' if self.skip else 'it'}: --set 'evaluate.metrics=[{fitting}]'"
+            raise RecipeError(f"{self.name}: {wanted}, but {split}; {lower}")
         self.encoder.ready()
+
+    def _fitting(self, outlook: Outlook) -> "Fidelity":
+        """This metric with no more real images than there are."""
+        there = outlook.real[self.split] - self.skip
+        if (self.reference or min(self.skip, 2)) <= there:
+            return self
+        return dataclasses.replace(self, **({"reference": there} if there >= 2 else {"reference": None, "skip": 0}))
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
         # where the networks are: in float64, a GPU is done in a fraction of a second, and two threads of a CPU in minutes

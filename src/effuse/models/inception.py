@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from effuse.core.errors import DataError
+from effuse.core.errors import DataError, MissingError
 
 SIDE = 299
 
@@ -231,7 +231,7 @@ def load(path: Path) -> InceptionV3:
 def present(path: Path) -> Path:
     """The path, if there is a file; otherwise an error that tells what belongs there."""
     if not path.is_file():
-        raise DataError(
+        raise MissingError(
             f"the Inception weights for FID are missing: there is no file {path}; put inception_fid.safetensors (with "
             "pytorch-fid's parameter names; docs/runs.md says how to make it) there, or point EFFUSE_DATA at its folder, or use "
             "encoder=classifier()"

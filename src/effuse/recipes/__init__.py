@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import typing
 from collections.abc import Callable
@@ -45,9 +46,12 @@ def find_recipe(source: str) -> tuple[str, Recipe]:
     """The recipe behind a name, a call, or the path of a manifest; and what to call it."""
     # a recipe's name wins over a folder that happens to be called the same
     path = source.endswith(".json") or ("/" in source and "(" not in source)
-    if path or (source not in catalogue() and Path(source).is_dir()):
+    if path or (source not in catalogue() and os.path.exists(source)):
         manifest = read_manifest(Path(source))
         return str(manifest.get("name") or "run"), Recipe.restore(manifest["recipe"])
+    if "(" not in source and source not in {**catalogue(), **tables()}:
+        remedy = nearest(source, catalogue())
+        raise RecipeError(f"there is neither a recipe '{source}' nor a run folder or file of that name; {remedy}")
     call = parse(source)
     if isinstance(call, Call) and call.name in tables():
         raise RecipeError(f"'{call.name}' is a table and not one recipe; run its cells with `effuse reproduce {call.name}`")

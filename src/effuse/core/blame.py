@@ -1,0 +1,34 @@
+"""Where an error that nobody foresaw came from: the files in which an algorithm, a network or a recipe is written."""
+
+import os
+import traceback
+
+from effuse.core.spec import SPEC_PACKAGES, Spec
+
+ROOMS = {*SPEC_PACKAGES, "recipes"} - {"core"}  # files of a user's own may lie among ours
+
+
+def blamed(error: BaseException) -> str:
+    """The lines that an error passed through, of the user's own files where they can be told; nothing where it is ours."""
+    if found := getattr(error, "blamed", ""):  # another process has looked
+        return str(found)
+    ours, theirs = {}, {}
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package, _, module = str(frame.f_globals.get("__name__")).partition(".")
+        if package == "effuse" and module.split(".")[0] in ROOMS and "." in module:
+            ours[frame.f_code.co_filename] = line
+        elif package != "effuse" and _defines_a_spec(frame.f_globals):
+            theirs[frame.f_code.co_filename] = line
+    if isinstance(error, SyntaxError) and error.filename:  # the file was never entered
+        ours[error.filename] = error.lineno or 1
+    if theirs:
+        return f"in {_written(theirs)}, which is not part of effuse"
+    return f"in {_written(ours)}; unless that is a file of your own, please report it" if ours else ""
+
+
+def _defines_a_spec(names: dict[str, object]) -> bool:
+    return any(isinstance(v, type) and issubclass(v, Spec) and v.__module__ == names["__name__"] for v in names.values())
+
+
+def _written(lines: dict[str, int]) -> str:
+    return ", ".join(f"{min(os.path.relpath(file), file, key=len)}:{line}" for file, line in lines.items())

@@ -1,0 +1,16 @@
+"""An algorithm as somebody might write it who is new here, in a file of their own."""
+
+from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.core.algorithm import on_client
+from effuse.core.model import Model
+from effuse.core.spec import spec
+from effuse.core.workbench import Client
+
+
+@spec
+class Faulty(FedAvg):
+    """Has not been tried yet."""
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        return Update(model, 1 / 0, 0.0)
