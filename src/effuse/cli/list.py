@@ -1,5 +1,6 @@
 """`effuse list`: what can be named in a recipe."""
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -108,7 +109,10 @@ def _told(
 
 def _remarks(cls: type) -> dict[str, str]:
     """The comments beside a spec's keys, an heir's own after those that it inherits."""
-    sources = [inspect.getsource(c) for c in reversed(cls.__mro__) if issubclass(c, Spec)]
+    sources = []
+    for heir in reversed([c for c in cls.__mro__ if issubclass(c, Spec)]):
+        with contextlib.suppress(OSError):  # written at a prompt, or shipped without its source
+            sources.append(inspect.getsource(heir))
     return dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", "\n".join(sources), re.MULTILINE))
 
 
