@@ -96,8 +96,10 @@ def test_nobody_is_left_to_a_group_of_its_own(tmp_path):
 
 def test_a_decay_of_the_warm_up_is_refused():
     """It would go by federated rounds, of which there is none yet, and stay at its beginning."""
+    warmup = Adam(lr=1e-3, steps=1, schedule=CosineDecay())
+    recipe = one_weight_recipe(FedDDPM(**PREPARED | {"warmup": warmup}, local=WHOLE, central=HALF))  # an old run can be opened
     with pytest.raises(RecipeError, match="algorithm.warmup.schedule: .* warm-up comes before the first"):
-        FedDDPM(**PREPARED | {"warmup": Adam(lr=1e-3, steps=1, schedule=CosineDecay())}, local=WHOLE, central=HALF)
+        check(recipe)
 
 
 def test_a_histogram_is_charged(tmp_path):

@@ -461,7 +461,7 @@ def test_list_fits_a_terminal_and_is_not_folded_in_a_pipe(effuse, monkeypatch):
 
 def test_list_of_one_recipe(effuse):
     """The keys that --set takes, and values that can be given back to it."""
-    keys = effuse("list demo --json").json
+    keys = effuse("list demo --json").json["values"]
     assert list(keys) == [
         "data", "clients", "partition", "model", "task", "algorithm", "rounds", "evaluate", "sampler", "ema", "wire", "seed",
         "threads", "speed", "reproducible",
@@ -473,7 +473,7 @@ def test_list_of_one_recipe(effuse):
 
 def test_list_of_one_spec(effuse):
     """Kind, first line, and every key with type, default and the comment beside it, the heir's own before inherited ones."""
-    told = effuse("list FedProx --json").json
+    (told,) = effuse("list FedProx --json").json["named"]
     assert told | {"keys": {}} == {
         "kind": "algorithm", "name": "fedprox", "about": "FedAvg whose clients are held near the global model.", "keys": {},
     }  # fmt: skip

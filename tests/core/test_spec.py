@@ -347,11 +347,13 @@ def test_a_class_without_spec_is_told_and_not_ignored():
         shiny: ClassVar[bool] = True
 
     told = r"test_spec: write @spec above class .*Undeclared; without it, what it says of glass is ignored"
-    with pytest.raises(RecipeError, match=told):
-        build_text("undeclared(glass=1)", Abacus, "here")
-    Undeclared.__abstract__ = True  # other tests look at all specs
-    assert build_text("keyless(beads=4)", Abacus, "here") == Keyless(beads=4)
-    Keyless.__abstract__ = True
+    try:
+        with pytest.raises(RecipeError, match=told):
+            build_text("undeclared(glass=1)", Abacus, "here")
+        Undeclared.__abstract__ = True
+        assert build_text("keyless(beads=4)", Abacus, "here") == Keyless(beads=4)
+    finally:  # other tests look at all specs
+        Undeclared.__abstract__ = Keyless.__abstract__ = True
 
 
 def test_specs_are_frozen_keyword_only_and_closed():

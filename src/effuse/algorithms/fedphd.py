@@ -162,18 +162,19 @@ class FedPhD(Algorithm, name="fedphd"):
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:
-        if self.q_u is not None and len(self.q_u) != (classes := model.arch.shape.classes):
-            raise RecipeError(f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each")
         if self.variant == "os":
             model = prune(model, self.ratio, "random", fed.workbench.stream("prune"))
         elif self.variant == "sparse":
             cut(model.arch, self.ratio)  # a network that cannot be pruned is refused here
-        return Tree(model, edges=self._empty(model), pruned=self.variant != "sparse", phase=ENROL)
+        return Tree(model, pruned=self.variant != "sparse", phase=ENROL)
 
     def round(self, server: Tree, fed: Federation) -> Server:
         if server.phase == ENROL:
             told = {n: answer.histogram for n, answer in fed.ask(self.enrol, fed.clients)}
-            return dataclasses.replace(server, told=told, phase=FEDERATE)
+            classes = len(next(iter(told.values())))  # of the data: a network may have more
+            if self.q_u is not None and len(self.q_u) != classes:
+                raise RecipeError(f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each")
+            return dataclasses.replace(server, told=told, edges=self._empty(classes), phase=FEDERATE)
         r = fed.federated + 1
         edges, here = list(server.edges), self._reached(r)
         for e in here:
@@ -242,7 +243,7 @@ class FedPhD(Algorithm, name="fedphd"):
         if not pruned and r >= self.R_s:
             theta, pruned = prune(theta, self.ratio, "norm", fed.workbench.stream("prune")), True
             fed.note(pruned_to=theta.params.numel)
-        return Tree(theta, edges=self._empty(theta), told=server.told, pruned=pruned)
+        return Tree(theta, edges=self._empty(len(server.edges[0].counts)), told=server.told, pruned=pruned)
 
     @on_client
     def enrol(self, client: Client) -> Told:
@@ -296,8 +297,8 @@ class FedPhD(Algorithm, name="fedphd"):
     def _reached(self, r: int) -> list[int]:
         return [e for e in range(self.edges) if (r, e) not in self.outages]
 
-    def _empty(self, model: Model) -> tuple[Edge, ...]:
-        return (Edge((0.0,) * model.arch.shape.classes),) * self.edges
+    def _empty(self, classes: int) -> tuple[Edge, ...]:
+        return (Edge((0.0,) * classes),) * self.edges
 
     def _target(self, classes: int) -> np.ndarray:
         return np.full(classes, 1 / classes) if self.q_u is None else np.array(self.q_u)

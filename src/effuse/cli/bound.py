@@ -94,8 +94,8 @@ def draw(bound: Bound, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise RunError("--plot: matplotlib is not installed; pip install 'effuse[plots]'") from None
-    if (kind := path.suffix[1:]) not in (kinds := Figure().canvas.get_supported_filetypes()):
-        raise RunError(f"--plot {path}: there are no pictures of the kind '{kind}'; {nearest(kind, kinds)}")
+    if (kind := path.suffix[1:].lower()) not in (kinds := Figure().canvas.get_supported_filetypes()):
+        raise RunError(f"--plot {path}: its name must end in a kind of picture, such as .png; {nearest(kind, kinds)}")
     rounds = sorted({*(round(2 ** (i / 2)) for i in range(2, 33)), bound.T})
     curves: dict[str, list[tuple[int, float]]] = {}
     for T in rounds:

@@ -25,7 +25,8 @@ def check(recipe: RecipeName, set: Settings = None, rounds: Rounds = None, seed:
     try:
         report = rehearse(wanted, name)
     except MissingError as error:
-        raise MissingError(f"{error}; {WITHOUT_FILES}") from None
+        end = "" if str(error).endswith("?") else ";"
+        raise MissingError(f"{error}{end} {WITHOUT_FILES}") from None
     report["warnings"] += forgotten
     if as_json:
         print(json.dumps(report))

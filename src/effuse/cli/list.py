@@ -72,7 +72,7 @@ def _explain(name: str, as_json: bool) -> None:
         recipe = _recipe(name)
         values = {key: str(getattr(recipe, key)) for key in field_hints(type(recipe))}
     if as_json:
-        print(json.dumps(values or found[0]))
+        print(json.dumps({"named": found, "values": values}))
         return
     for one in found:
         _page(f"{one['kind']} {one['name']}: {one['about']}", one["keys"])

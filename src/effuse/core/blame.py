@@ -27,8 +27,16 @@ def blamed(error: BaseException) -> str:
 
 
 def _defines_a_spec(names: dict[str, object]) -> bool:
-    return any(isinstance(v, type) and issubclass(v, Spec) and v.__module__ == names["__name__"] for v in names.values())
+    own = names.get("__name__")
+    return any(isinstance(v, type) and issubclass(v, Spec) and v.__module__ == own for v in names.values())
 
 
 def _written(lines: dict[str, int]) -> str:
-    return ", ".join(f"{min(os.path.relpath(file), file, key=len)}:{line}" for file, line in lines.items())
+    return ", ".join(f"{_short(file)}:{line}" for file, line in lines.items())
+
+
+def _short(file: str) -> str:
+    try:
+        return min(os.path.relpath(file), file, key=len)
+    except (OSError, ValueError):  # the working directory is gone, or on another drive
+        return file

@@ -39,6 +39,7 @@ class Federation(ABC):
     def __init__(self, algorithm: Algorithm, clients: Sequence[int], workbench: Workbench, seed: int, wire: str) -> None:
         self.algorithm = algorithm
         self.clients = list(clients)
+        self.present = self.clients  # those that may be drawn
         self._known = set(self.clients)
         self.workbench = workbench
         self.ledger = Ledger(wire)
@@ -99,11 +100,11 @@ class Federation(ABC):
             raise FederationError(
                 f"round {self.t}: a cohort of {n} cannot be drawn from {total} clients; set algorithm.cohort"
             )
-        if n == total:
-            return list(self.clients)
+        if n >= len(self.present):
+            return list(self.present)
         # whatever came before federation: the methods of a comparison meet the same cohorts
-        chosen = self.workbench.by_federated_round("sample").numpy().choice(total, n, replace=False)
-        return sorted(self.clients[i] for i in chosen)
+        chosen = self.workbench.by_federated_round("sample").numpy().choice(len(self.present), n, replace=False)
+        return sorted(self.present[i] for i in chosen)
 
     def ask(self, job: Callable[..., Any], clients: Sequence[int], **arguments: Any) -> Iterator[tuple[int, Any]]:
         """Send one message to several clients; answers come lazily, in cohort order, and a silent client's not at all."""

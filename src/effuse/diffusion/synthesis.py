@@ -98,6 +98,9 @@ class Synthesising(Algorithm, ABC):
         getattr(super(), "__post_init__", lambda: None)()
         if self.warmup.state == "kept":
             raise RecipeError("algorithm.warmup.state: a warm-up is one fit and keeps nothing; leave it out")
+
+    def ready(self, clients: int) -> None:
+        super().ready(clients)
         if self.warmup.schedule != Constant():
             raise RecipeError(
                 "algorithm.warmup.schedule: a schedule goes by federated rounds, and warm-up comes before the first; leave it out"
@@ -128,7 +131,8 @@ class Synthesising(Algorithm, ABC):
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
         phase = WARM_UP if server.pending else then
-        return dataclasses.replace(server, auxiliary=together(before + added), warmed=(), phase=phase)
+        auxiliary = together([*before, *added]) if before or added else None  # all of a group may be shut out
+        return dataclasses.replace(server, auxiliary=auxiliary, warmed=(), phase=phase)
 
     @on_client
     def warm_up(self, client: Client, arch: Arch) -> Warm:

@@ -24,7 +24,8 @@ from effuse.engines.grid import save_grid
 from effuse.engines.save import Loaded
 
 FORMATS = ("grid", "imagefolder", "npz")
-FOLDER_NAME = re.compile(r"\w([\w .,=+()'-]{0,98}[\w)])?")  # on any disk, and nowhere but below the export
+# below the export and nowhere else, and neither of the two files there: no dots; in 255 bytes, whatever the letters
+FOLDER_NAME = re.compile(r"\w([\w ,=+()'-]{0,58}[\w)])?")
 
 
 def export(

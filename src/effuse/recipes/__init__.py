@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic
 
-from effuse.core.errors import RecipeError, nearest
+from effuse.core.errors import RecipeError, alike, nearest
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import Call, build, parse
 from effuse.core.table import Table
@@ -50,7 +50,7 @@ def find_recipe(source: str) -> tuple[str, Recipe]:
         manifest = read_manifest(Path(source))
         return str(manifest.get("name") or "run"), Recipe.restore(manifest["recipe"])
     if "(" not in source and source not in {**catalogue(), **tables()}:
-        remedy = nearest(source, catalogue())
+        remedy = alike(source, catalogue()) or "`effuse list` shows every name"
         raise RecipeError(f"there is neither a recipe '{source}' nor a run folder or file of that name; {remedy}")
     call = parse(source)
     if isinstance(call, Call) and call.name in tables():

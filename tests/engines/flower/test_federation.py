@@ -8,10 +8,12 @@ import time
 import pytest
 import torch
 from fake import FakePost, over, run_over
-from toy import ADAM, ALGORITHMS, ToyStateful, toy_recipe
+from toy import ADAM, ALGORITHMS, SYNTHESIS, ToyStateful, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
-from effuse.algorithms.fedavg import Update
+from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedddpm import FedDDPM
+from effuse.algorithms.fedphd import FedPhD
 from effuse.core.errors import FederationError, QuorumError, RecipeError, RunError
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
@@ -22,6 +24,7 @@ from effuse.engines.flower import federation
 from effuse.engines.flower.errand import Terms
 from effuse.engines.flower.letters import UNDELIVERED, Letter
 from effuse.engines.worker import Receipt
+from effuse.models.unet import Unet
 
 PATIENT = Terms(quorum=2, deadline=0.3)
 
@@ -185,8 +188,40 @@ def test_a_client_that_is_shut_out_is_neither_asked_nor_waited_for(tmp_path):
     told = log_of(tmp_path / "run")
     assert "waiting for 2 clients" in told and "shut out, for want of a key: 1" in told
     assert "beginning without" not in told and "silent" not in told
-    with pytest.raises(QuorumError, match=r"2 of 3 replied, quorum 3; rejected: 1 \(shut out\)"):
-        run_over(post, recipe, tmp_path / "all", Terms(shut_out=frozenset({1})))
+
+
+def test_who_is_shut_out_is_not_drawn_and_two_others_may_not_be_silent_in_its_place(tmp_path):
+    """One client a round of three; a warm-up group of the missing one alone; and a quorum of two, with one of the other two silent."""
+    out = Terms(quorum=2, deadline=0.3, shut_out=frozenset({1}))
+    for name, algorithm in (
+        ("one", FedAvg(local=ADAM, cohort=1)),
+        ("group", FedDDPM(**SYNTHESIS | {"group": 1}, local=ADAM, central=ADAM)),
+    ):
+        post = FakePost(tmp_path / name, 3)
+        del post.sites[101]
+        result = run_over(post, toy_recipe(rounds=6, reproducible=True, algorithm=algorithm), tmp_path / f"run-{name}", out)
+        assert result["rounds"] == 6 and {*post.orders} == {0, 2}
+    post = FakePost(tmp_path / "silent", 3)
+    del post.sites[101]
+    post.fault = lambda client, n, letter: None if client == 2 else letter
+    with pytest.raises(QuorumError, match=r"1 of 2 replied, quorum 2; silent: 2; lower quorum"):
+        run_over(post, toy_recipe(reproducible=True), tmp_path / "run-silent", out)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM),
+        FedPhD(local=ADAM, cohort=2, r_g=1, variant="none", q_u=(0.5, 0.5)),
+    ],
+    ids=["fedddpm", "fedphd"],
+)
+def test_a_network_may_have_more_classes_than_the_data(algorithm, tmp_path):
+    """Histograms are of the data's two classes, whatever the network could be told."""
+    model = Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True, classes=5)
+    recipe = toy_recipe(algorithm=algorithm, model=model, rounds=1, reproducible=True)
+    found = run_over(FakePost(tmp_path / "sites", 3), recipe, tmp_path / "flower")
+    assert found["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
 
 
 def test_without_a_quorum_everyone_must_answer_and_the_run_can_be_resumed(tmp_path):

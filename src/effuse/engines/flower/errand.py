@@ -20,7 +20,7 @@ class Terms(NamedTuple):
 
     quorum: int | None = None  # clients, of all, that must answer; None: everyone
     deadline: float = 3600.0  # seconds that a job may take
-    shut_out: frozenset[int] = frozenset()  # clients that nobody waits for: their keys were taken away
+    shut_out: frozenset[int] = frozenset()  # clients that are neither drawn nor asked: their keys were taken away
 
 
 class Errand:

@@ -56,8 +56,9 @@ class Expected(NamedTuple):
 class Expectation:
     """Does every job once more, on shapes."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, classes: int) -> None:
         self.recipe = recipe
+        self.classes = classes  # of the data: the network may have more
         self._machine = Hollow()
         self._last: tuple[Any, Expected] | None = None
         self._kept: dict[str, Any] = {}  # what a client would have kept of all jobs so far
@@ -84,7 +85,8 @@ class Expectation:
         return Expected(None, [], [], 4 * size_of(message, "fp32")[1] + MOST)
 
     def _client(self) -> Client:
-        side, channels, classes = self.recipe.model.shape
+        side, channels, _ = self.recipe.model.shape
+        classes = self.classes
         images = torch.empty((classes, channels, side, side), dtype=torch.uint8, device="meta")
         data = Dataset(images, torch.arange(classes), tuple(map(str, range(classes))))
         client = Client(self._machine, self.recipe.rounds, 0, Shard.whole(data))

@@ -46,12 +46,13 @@ class Flower(Federation):
         recipe = stage.recipe
         bench = Workbench(stage.machines[0], recipe.rounds)
         super().__init__(recipe.algorithm, range(recipe.clients), bench, recipe.seed, recipe.wire)
+        self.present = [k for k in self.clients if k not in terms.shut_out]
         self.post, self.terms, self._tell = post, terms, stage.say
         self.hello = Hello(name, recipe.saved(), stage.train.classes, "", "")
         self.seats: dict[int, Seat] = {}
         self._log = stage.folder / "federation.log"
         self._spool = Spool(stage.folder / "spool")
-        self._expectation = Expectation(recipe)
+        self._expectation = Expectation(recipe, len(stage.train.classes))
         self._greeted: dict[int, float] = {}  # node -> when it was last sent the terms
         self._greetings: dict[str, int] = {}  # ticket -> node
         self._declined: dict[int, str] = {}  # node -> why
@@ -88,11 +89,10 @@ class Flower(Federation):
     def gather(self) -> None:
         """Wait for every client; after the deadline a quorum of them is enough."""
         began = said = time.monotonic()
-        expected = [k for k in self.clients if k not in self.terms.shut_out]
-        self.say(f"manifest {self.hello.name}@{self.hello.digest}; waiting for {len(expected)} clients")
+        self.say(f"manifest {self.hello.name}@{self.hello.digest}; waiting for {len(self.present)} clients")
         if self.terms.shut_out:
             self.say(f"shut out, for want of a key: {_listed(sorted(self.terms.shut_out))}")
-        while missing := [k for k in expected if k not in self.seats]:
+        while missing := [k for k in self.present if k not in self.seats]:
             now = time.monotonic()
             enough = self.terms.quorum is not None and len(self.seats) >= self.terms.quorum
             if enough and now - began > self.terms.deadline:
@@ -113,13 +113,13 @@ class Flower(Federation):
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
     ) -> Iterator[tuple[int, Any, str | None]]:
+        orders = {k: order for k, order in orders.items() if k not in self.terms.shut_out}  # an algorithm may remember them
         bodies: dict[int, bytes] = {}  # a broadcast is encoded once, and stored and sent once by the transport
-        for client, message in messages.items():
+        for message in (messages[k] for k in orders):
             if id(message) not in bodies:
                 bodies[id(message)] = encode(message, job.arguments, self.wire)
         letters = {k: Letter(ORDER, encode(o, Order), bodies[id(messages[k])]) for k, o in orders.items()}
         errand = Errand(job, orders, letters, self.terms.deadline)
-        errand.rejected |= dict.fromkeys(orders.keys() & self.terms.shut_out, "shut out")
         with contextlib.suppress(Lost):  # the next look meets the same and mends it
             self._send(errand, messages)
         return self._answered(errand, messages)
@@ -163,8 +163,8 @@ class Flower(Federation):
     def _check_quorum(self, errand: Errand, answered: int) -> None:
         asked, silent = len(errand.orders), errand.waiting
         # as many may stay silent as the quorum spares of all clients, however few of them this job was for
-        spared = 0 if self.terms.quorum is None else len(self.clients) - self.terms.quorum
-        needed = max(1, asked - spared)
+        spared = 0 if self.terms.quorum is None else len(self.present) - self.terms.quorum
+        needed = min(asked, max(1, asked - spared))
         told = f"; silent: {_listed(silent)}" if silent else ""
         if errand.rejected:
             told += "; rejected: " + ", ".join(f"{k} ({why})" for k, why in errand.rejected.items())
