@@ -263,6 +263,10 @@ def test_means_are_held_against_a_row_seed_by_seed(effuse, toy_file, monkeypatch
     lines = [line.split() for line in effuse("reproduce toy.pairs --show").out.splitlines()]
     assert ["method", "ours", "minus", "a", "runs"] in lines
     assert ["b", "13.5", "±", "6.4", "-1.5", "±", "0.71", "2", "of", "3"] in lines
+    found["b-1"] = 209.0  # 109 +- 141 of 9 and 209, and 94 +- 134 of -1 and 189
+    wide = [line.split() for line in effuse("reproduce toy.pairs --show").out.splitlines()]
+    assert ["b", "109", "±", "141", "94", "±", "134", "2", "of", "3"] in wide
+    found["b-1"] = 18.0
     (only,) = effuse("reproduce toy.pairs --show --only method=b --json").json["means"]
     assert only["difference"]["mean"] == -1.5, "the other row counts, shown or not"
     with pytest.raises(RecipeError, match="no cell has method=d, which the others are held against"):

@@ -131,7 +131,9 @@ def _means(means: list[dict[str, Any]], against: str | None) -> Page:
 
 
 def _mean(row: dict[str, Any]) -> str:
-    return _number(row.get("mean")) + ("" if row.get("std") is None else f" ± {row['std']:.2g}")
+    if (std := row.get("std")) is None:
+        return _number(row.get("mean"))
+    return f"{_number(row['mean'])} ± {std:.2g}" if std < 99.5 else f"{_number(row['mean'])} ± {std:.0f}"  # no 1e+02
 
 
 def _printed(row: dict[str, Any]) -> str:
