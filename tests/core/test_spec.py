@@ -1,6 +1,8 @@
 """The grammar of specs: what it reads, what it prints, and what it refuses to evaluate."""
 
+import ast
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Literal
 
 import pytest
@@ -354,6 +356,23 @@ def test_a_class_without_spec_is_told_and_not_ignored():
         assert build_text("keyless(beads=4)", Abacus, "here") == Keyless(beads=4)
     finally:  # other tests look at all specs
         Undeclared.__abstract__ = Keyless.__abstract__ = True
+
+
+def test_one_thread_at_a_time_parses(monkeypatch):
+    """Clients at work side by side decode their messages: see PARSING."""
+    whole, busy, most = ast.parse, [], []
+
+    def watched(*args, **options):
+        busy.append(0)
+        most.append(len(busy))
+        time.sleep(0.005)
+        busy.pop()
+        return whole(*args, **options)
+
+    monkeypatch.setattr(ast, "parse", watched)
+    with ThreadPoolExecutor(4) as pool:
+        assert {*pool.map(parse, ["abacus(beads=4)"] * 12)} == {Call("abacus", (), (("beads", 4),))}
+    assert most == [1] * 12
 
 
 def test_specs_are_frozen_keyword_only_and_closed():

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import threading
 import types
 import typing
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ import pydantic
 from effuse.core.errors import RecipeError, nearest
 
 LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, filling the memory of whoever parses a manifest is not
+# CPython 3.11 counts the depth of a tree once for all threads: when the collector let another one in halfway, whose message named a
+# network too, both counted on, and the first ended in "AST constructor recursion depth mismatch"
+PARSING = threading.Lock()
 SPEC_PACKAGES = ("core", "data", "models", "diffusion", "privacy", "metrics", "algorithms")
 
 
@@ -61,7 +65,8 @@ def parse(source: str) -> Any:
     if prefixed:
         return Call(prefixed[1], (prefixed[2],))
     try:
-        node = ast.parse(source.strip(), mode="eval").body
+        with PARSING:
+            node = ast.parse(source.strip(), mode="eval").body
         if (n := _written_out(node)) > LONGEST_LIST:
             raise RecipeError(f"'{_clip(source)}' stands for {n} values, its lists written out; at most {LONGEST_LIST}")
         return _value(node, source)
