@@ -26,7 +26,7 @@ KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
     "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
     "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
     # the longer run may want a smaller step
-    "fedavg_matched": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
+    "fedavg_matched": ("algorithm.local.lr", (1e-4, 2e-4, 5e-4)),
     "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
 }
 # what `tuning` found best, by method; nothing yet: each has the value of its recipe
