@@ -9,11 +9,13 @@ import torch
 from effuse.algorithms.centralised import Centralised
 from effuse.core.algorithm import Algorithm
 from effuse.core.errors import EffuseError
+from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction, training
 from effuse.metrics.encoders import reference_rows
+from effuse.metrics.fidelity import FID, KID
 from effuse.metrics.mix import ClassMix
 from effuse.recipes import find_recipe, find_table
 from effuse.recipes.feddiffuse.methods import full
@@ -112,6 +114,7 @@ def test_the_papers_setting(method):
     _, text = find_recipe(f"feddiffuse.{method}")
     _, code = find_recipe(f'feddiffuse.{method}(profile="code")')
     assert (text.clients, text.rounds, text.seed, text.task.distance, code.task.distance) == (5, 15, 2023, "mse", "huber")
+    assert text.partition == Iid(), "of the run's own seed"
     local = text.algorithm.local
     assert (local.name, local.lr, local.batch, local.epochs, local.state) == ("adam", 1e-4, 128, 5, "fresh")
     sampler = text.sampler
@@ -126,6 +129,8 @@ def test_the_celeba_setting():
     assert (recipe.clients, recipe.rounds, recipe.algorithm.local.batch, recipe.algorithm.local.epochs) == (5, 30, 64, 5)
     crop, resize = recipe.data.transforms
     assert (crop.side, resize.side) == (178, 64)
+    assert recipe.data.classes_from == ("Male", "Young", "Black_Hair|Brown_Hair|Blond_Hair|Gray_Hair"), "2 x 2 x 4 = 16 classes"
+    assert recipe.evaluate.metrics == (FID(n=5000, reference=5000), KID(n=5000, reference=5000)), "not clipped there"
     found = check(recipe.changed(["data=labels(sizes=[100]*16, side=64, channels=3)", "evaluate.metrics=[]", "rounds=1"]))
     assert found["parameters"]["total"] == sum(found["parameters"][p] for p in ("encoder", "bottleneck", "decoder"))
 
