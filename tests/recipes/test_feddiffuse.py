@@ -174,6 +174,21 @@ def test_cells_differ_by_what_their_labels_say(profile, distance):
     }  # fmt: skip
 
 
+def test_smoke_numbers_stand_in_for_the_tables_own():
+    """fid_clipped_pooled becomes fid_classifier_clipped_pooled; averages of the server's are looked for where it keeps them."""
+    names = {"fid", "fid_clipped", "kid", "fid_pooled", "fid_clipped_pooled"}
+    averaged = {"fid", "fid_clipped", "kid", "fid_ema", "fid_clipped_ema", "kid_ema"}
+    for table, known in (("table1", names), ("figure3", names), ("tuning", averaged), ("ablation", averaged)):
+        scales = find_table(f"feddiffuse.{table}")[1].scales
+        first, smoke = next(iter(scales.values())), scales["smoke"]
+        assert smoke.metrics == {name: name.replace("id", "id_classifier", 1) for name in known}
+        assert first.comparable and not smoke.comparable and not first.metrics
+    figure, tuning = (find_table(f"feddiffuse.{name}")[1].cells for name in ("figure3", "tuning"))
+    assert {cell.metric for cell in figure} == {"fid_clipped"}, "the printed value stands beside the clipped one only"
+    assert {cell.name for cell in tuning if cell.metric != "fid"} == {"server-ema-1"}
+    assert next(cell.metric for cell in tuning if cell.name == "server-ema-1") == "fid_ema"
+
+
 def test_what_is_measured():
     """5,000 images against 5,000 test images, as in the paper, and the mix of classes of as many."""
     counted = [(m.n, getattr(m, "reference", None), getattr(m, "split", None)) for m in full().evaluate.metrics]
@@ -342,6 +357,11 @@ def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():
     for setting, recipe in (("tuned", tuned()), ("plain", full()), ("centralised-tuned", centralised("tuned"))):
         assert all(final[f"{setting}-{seed}"] == recipe.changed([f"seed={seed}"]) for seed in (2023, 2024, 2025))
     assert final["centralised-plain-2023"] == centralised()
+    table = find_table("feddiffuse.ablation")[1]
+    assert (table.repeats, table.against, table.also) == ("seed", ("setting", "tuned"), ("fid_clipped", "kid", "class_mix"))
+    assert all(cell.metric == "fid" and cell.printed is None for cell in table.cells)
+    printed = {cell.labels["setting"]: cell.beside for cell in table.cells if cell.beside}
+    assert printed == {"plain": {"fid_clipped": 39}}, "Table 1's number, which is of clipped images and of the paper's method"
 
 
 @pytest.mark.parametrize("cell", ["tuned-2023", "centralised-tuned-2023"])
