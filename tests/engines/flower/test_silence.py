@@ -132,7 +132,7 @@ def test_an_evaluation_goes_on_without_a_silent_client(tmp_path):
     assert "job 'draw': going on with 2 of 3; silent: 1" in log
     found = json.loads(ended.metrics)
     assert len(found["fid_pixels"]["clients"]) == 2 and found["fid_pixels"]["protocol"]["generated"] == 8
-    assert found["fid_pixels_pooled"]["protocol"]["generated"] == 6
+    assert found["fid_pixels_pooled"]["protocol"]["generated"] == 6 and found["fid_pixels_pooled"]["protocol"]["clients"] == 2
 
 
 WRONG = {  # algorithm, which answer of client 1, its type, what it becomes, why it is refused
