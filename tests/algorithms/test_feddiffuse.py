@@ -98,6 +98,14 @@ def test_every_part_of_full_is_averaged_by_size(tmp_path):
     assert weights(tmp_path) == {"e": 0.5, "b": 0.5, "d": 0.5}
 
 
+def test_a_round_tells_the_loss_by_size(tmp_path):
+    """All weights at 0, both clients lose 3 * (0 - 1)^2 = 3. Half steps lead to the mean 0.25: there client 0 loses
+    3 * 0.75^2 = 1.6875 and client 1 3 * 1.25^2 = 4.6875, by their images (3 * 1.6875 + 4.6875) / 4 = 2.4375.
+    """
+    run(by_hand(Full(local=HALF_STEP), rounds=2), tmp_path)
+    assert [record["loss"] for record in RunFolder(tmp_path).records()] == pytest.approx([3.0, 2.4375])
+
+
 def test_a_part_is_averaged_over_its_reporters(tmp_path):
     """Both report the encoder: (3 * 1 + 1 * -1) / 4 = 0.5. Client 0 alone reports the bottleneck: 3 * 1 / 3 = 1, its three
     images being all the data of the part's reporters. Nobody reports the decoder: it stays at 0, though both have trained it.

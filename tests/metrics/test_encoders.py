@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from effuse.core.data import Dataset, Shape
 from effuse.core.errors import DataError, RecipeError, RunError, TrainingError
@@ -93,7 +94,22 @@ def test_classifier_is_trained_once(subject_of: SubjectOf, tmp_path: Path, monke
 def test_other_training_data_means_another_classifier(subject_of: SubjectOf) -> None:
     quick = Classifier(width=4, steps=2)
     assert quick.identity(subject_of()) != quick.identity(subject_of(train=subject_of().test))
-    assert quick.identity(subject_of()) != Classifier(width=4, steps=3).identity(subject_of())
+    assert quick.identity(subject_of()) != Classifier(width=4, steps=2, seed=1).identity(subject_of())
+
+
+def test_a_classifier_that_ended_elsewhere_has_another_name(subject_of: SubjectOf, tmp_path: Path) -> None:
+    """The same recipe on the same data, trained where sums are taken in another order: one bias is off by 0.5, and the number of
+    such a network must not pass for the other's, nor may real features that the other gave be taken for its own.
+    """
+    metric = FID(n=50, encoder=Classifier(width=4, steps=2, epochs=1))
+    first = metric.measure(subject_of(cache=tmp_path))["fid_classifier"]
+    assert metric.measure(subject_of(cache=tmp_path))["fid_classifier"] == first
+    (file,) = tmp_path.glob("classifier-*")
+    values = load_file(file)
+    save_file(values | {"features.bias": values["features.bias"] + 0.5}, file)
+    other = metric.measure(subject_of(cache=tmp_path))["fid_classifier"]
+    assert other.protocol["weights"] != first.protocol["weights"]
+    assert len([*tmp_path.glob("features-*")]) == 2, "the real images are looked at again"
 
 
 def test_reference_features_are_computed_once(subject_of: SubjectOf, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import torch
 from effuse.algorithms.centralised import Centralised
 from effuse.core.algorithm import Algorithm
 from effuse.core.errors import EffuseError
+from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction, training
 from effuse.metrics.encoders import reference_rows
+from effuse.metrics.fidelity import FID, KID
 from effuse.metrics.mix import ClassMix
 from effuse.recipes import find_recipe, find_table
 from effuse.recipes.feddiffuse.methods import full
@@ -112,6 +114,7 @@ def test_the_papers_setting(method):
     _, text = find_recipe(f"feddiffuse.{method}")
     _, code = find_recipe(f'feddiffuse.{method}(profile="code")')
     assert (text.clients, text.rounds, text.seed, text.task.distance, code.task.distance) == (5, 15, 2023, "mse", "huber")
+    assert text.partition == Iid(), "of the run's own seed"
     local = text.algorithm.local
     assert (local.name, local.lr, local.batch, local.epochs, local.state) == ("adam", 1e-4, 128, 5, "fresh")
     sampler = text.sampler
@@ -126,6 +129,8 @@ def test_the_celeba_setting():
     assert (recipe.clients, recipe.rounds, recipe.algorithm.local.batch, recipe.algorithm.local.epochs) == (5, 30, 64, 5)
     crop, resize = recipe.data.transforms
     assert (crop.side, resize.side) == (178, 64)
+    assert recipe.data.classes_from == ("Male", "Young", "Black_Hair|Brown_Hair|Blond_Hair|Gray_Hair"), "2 x 2 x 4 = 16 classes"
+    assert recipe.evaluate.metrics == (FID(n=5000, reference=5000), KID(n=5000, reference=5000)), "not clipped there"
     found = check(recipe.changed(["data=labels(sizes=[100]*16, side=64, channels=3)", "evaluate.metrics=[]", "rounds=1"]))
     assert found["parameters"]["total"] == sum(found["parameters"][p] for p in ("encoder", "bottleneck", "decoder"))
 
@@ -167,6 +172,21 @@ def test_cells_differ_by_what_their_labels_say(profile, distance):
     assert {(c.labels["epochs"], c.labels["clients"], c.printed) for c in tables["figure3"].cells} == {
         (1, 1, 42.53), *((epochs, clients, None) for epochs in (1, 2, 3, 5, 8) for clients in (2, 5, 10))
     }  # fmt: skip
+
+
+def test_smoke_numbers_stand_in_for_the_tables_own():
+    """fid_clipped_pooled becomes fid_classifier_clipped_pooled; averages of the server's are looked for where it keeps them."""
+    names = {"fid", "fid_clipped", "kid", "fid_pooled", "fid_clipped_pooled"}
+    averaged = {"fid", "fid_clipped", "kid", "fid_ema", "fid_clipped_ema", "kid_ema"}
+    for table, known in (("table1", names), ("figure3", names), ("tuning", averaged), ("ablation", averaged)):
+        scales = find_table(f"feddiffuse.{table}")[1].scales
+        first, smoke = next(iter(scales.values())), scales["smoke"]
+        assert smoke.metrics == {name: name.replace("id", "id_classifier", 1) for name in known}
+        assert first.comparable and not smoke.comparable and not first.metrics
+    figure, tuning = (find_table(f"feddiffuse.{name}")[1].cells for name in ("figure3", "tuning"))
+    assert {cell.metric for cell in figure} == {"fid_clipped"}, "the printed value stands beside the clipped one only"
+    assert {cell.name for cell in tuning if cell.metric != "fid"} == {"server-ema-1"}
+    assert next(cell.metric for cell in tuning if cell.name == "server-ema-1") == "fid_ema"
 
 
 def test_what_is_measured():
@@ -337,6 +357,11 @@ def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():
     for setting, recipe in (("tuned", tuned()), ("plain", full()), ("centralised-tuned", centralised("tuned"))):
         assert all(final[f"{setting}-{seed}"] == recipe.changed([f"seed={seed}"]) for seed in (2023, 2024, 2025))
     assert final["centralised-plain-2023"] == centralised()
+    table = find_table("feddiffuse.ablation")[1]
+    assert (table.repeats, table.against, table.also) == ("seed", ("setting", "tuned"), ("fid_clipped", "kid", "class_mix"))
+    assert all(cell.metric == "fid" and cell.printed is None for cell in table.cells)
+    printed = {cell.labels["setting"]: cell.beside for cell in table.cells if cell.beside}
+    assert printed == {"plain": {"fid_clipped": 39}}, "Table 1's number, which is of clipped images and of the paper's method"
 
 
 @pytest.mark.parametrize("cell", ["tuned-2023", "centralised-tuned-2023"])

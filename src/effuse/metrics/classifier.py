@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from effuse.core.data import Shape, Shard
 from effuse.core.machine import Eager, Work
 from effuse.core.metric import Subject
+from effuse.core.params import Params
 from effuse.core.rng import Stream, keyed
 from effuse.core.solvers import AdamW
 from effuse.core.spec import spec, text
 from effuse.core.workbench import SERVER
 from effuse.metrics.encoders import Encoder, Network
-from effuse.metrics.store import kept
+from effuse.metrics.store import Key, Tensors, kept, once
 from effuse.models.classify import Classify
 
 FEATURES = 64
@@ -66,11 +67,25 @@ class Classifier(Encoder):
     seed: int = 0
 
     def identity(self, subject: Subject) -> str:
-        key = (subject.data, text(self), subject.train.digest)
-        return hashlib.sha256(repr(key).encode()).hexdigest()
+        # of the weights themselves: another device or release may end its training elsewhere
+        return once(subject, ("digest", *self.key(subject)), lambda: Params(self.values(subject)).digest())
+
+    def key(self, subject: Subject) -> Key:
+        """What it is trained from."""
+        return (subject.data, text(self), subject.train.digest)
+
+    def values(self, subject: Subject) -> Tensors:
+        """Its weights, trained at their first use and kept between runs."""
+        key = self.key(subject)
+        name = hashlib.sha256(repr(key).encode()).hexdigest()
+        return once(
+            subject,
+            ("weights", *key),
+            lambda: kept(subject.cache, "classifier", (name,), lambda: self.trained(subject).state_dict()),
+        )
 
     def network(self, subject: Subject) -> Network:
-        values = kept(subject.cache, "classifier", (self.identity(subject),), lambda: self.trained(subject).state_dict())
+        values = self.values(subject)
         net = self.blank(subject.train.shape)
         net.load_state_dict(values)
         net.eval().requires_grad_(False).to(subject.device)
@@ -86,7 +101,7 @@ class Classifier(Encoder):
             return Convnet(shape, self.width)
 
     def trained(self, subject: Subject) -> Convnet:
-        """Train from scratch; the result depends on the data and on this spec alone."""
+        """Train from scratch; on one device, the result depends on the data and on this spec alone."""
         machine = Eager(subject.device, Classify())
         stream = Stream((self.seed, "classifier", "fit"))
         where = f"the classifier that measures {subject.data}"

@@ -64,6 +64,16 @@ def test_scaffolds_variate_moves_by_those_who_answered(tmp_path):
     assert (ended.server.c - (dc[0] + dc[2]) / 3).norm() < 1e-6 * ended.server.c.norm()
 
 
+def test_feddiffuse_meets_a_client_again_whose_first_answer_was_lost(tmp_path):
+    """The toy's 97 values are 388 bytes, its decoder 37 or 148. Client 1's first answer is lost, so what it kept is not built on:
+    it is sent everything a second time, and the decoder alone in round 3; the others after round 1.
+    """
+    ended, _ = played(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
+    sent = [record["traffic"]["clients"] for record in RunFolder(tmp_path / "run").records()]
+    assert [[clients[k]["down"] for k in "012"] for clients in sent] == [[388, 388, 388], [148, 388, 148], [148, 148, 148]]
+    assert ended.server.met == (0, 1, 2)
+
+
 def test_fedphds_edges_count_those_who_answered(tmp_path):
     """Twenty edges, so client 1 is alone at its own: that edge has nothing, and n_e adds up to the images of the others.
 
@@ -122,7 +132,7 @@ def test_an_evaluation_goes_on_without_a_silent_client(tmp_path):
     assert "job 'draw': going on with 2 of 3; silent: 1" in log
     found = json.loads(ended.metrics)
     assert len(found["fid_pixels"]["clients"]) == 2 and found["fid_pixels"]["protocol"]["generated"] == 8
-    assert found["fid_pixels_pooled"]["protocol"]["generated"] == 6
+    assert found["fid_pixels_pooled"]["protocol"]["generated"] == 6 and found["fid_pixels_pooled"]["protocol"]["clients"] == 2
 
 
 WRONG = {  # algorithm, which answer of client 1, its type, what it becomes, why it is refused
