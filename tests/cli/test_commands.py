@@ -48,7 +48,7 @@ def alone(effuse, tmp_path_factory):
     return folder / "run"
 
 
-def test_run_writes_everything_that_was_promised(finished):
+def test_run_writes_everything_that_was_promised(effuse, finished):
     folder, answer = finished
     assert answer.code == 0
     there = {p.name for p in folder.iterdir()}
@@ -57,6 +57,7 @@ def test_run_writes_everything_that_was_promised(finished):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["name"] == "demo" and manifest["recipe"]["rounds"] == "2" and "side=8" in manifest["recipe"]["model"]
     assert {"python", "torch"} <= manifest["versions"].keys()
+    assert effuse("--version").out == f"effuse {manifest['effuse']}, source {manifest['versions']['source']}\n"
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [line["t"] for line in lines] == [0, 1] and all(line["loss"] > 0 and line["images"] == 80 for line in lines)
     assert {p.name for p in (folder / "samples").iterdir()} == {

@@ -4,6 +4,7 @@ import os
 import sys
 import typing
 from collections.abc import Iterator
+from typing import Annotated
 
 import click
 import typer
@@ -15,11 +16,31 @@ LONGEST = 600  # characters of a foreign error that are worth showing
 
 app = typer.Typer(
     name="effuse",
-    help="Federated learning of, and with, diffusion models. Any command takes --debug to show a traceback.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from effuse import __version__
+        from effuse.engines.release import source
+
+        print(f"effuse {__version__}, source {source()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_version, help="The release, and the digest of its source that manifests keep."
+        ),
+    ] = False,
+) -> None:
+    """Federated learning of, and with, diffusion models. Any command takes --debug to show a traceback."""
 
 
 class Interrupted(Exception):

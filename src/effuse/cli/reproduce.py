@@ -1,6 +1,7 @@
 """`effuse reproduce`: a published table again, ours beside the printed numbers."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -131,9 +132,11 @@ def _means(means: list[dict[str, Any]], against: str | None) -> Page:
 
 
 def _mean(row: dict[str, Any]) -> str:
+    """A mean as far as its deviation lets it count: to the deviation's second digit."""
     if (std := row.get("std")) is None:
         return _number(row.get("mean"))
-    return f"{_number(row['mean'])} ± {std:.2g}" if std < 99.5 else f"{_number(row['mean'])} ± {std:.0f}"  # no 1e+02
+    digits = max(0, 1 - math.floor(math.log10(std))) if std else 4
+    return f"{row['mean']:.{digits}f} ± {std:.{digits}f}"
 
 
 def _printed(row: dict[str, Any]) -> str:

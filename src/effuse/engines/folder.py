@@ -3,14 +3,11 @@
 import contextlib
 import dataclasses
 import json
-import platform
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import effuse
 from effuse.core.algorithm import Server
@@ -21,6 +18,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import field_hints, text, with_values
 from effuse.core.wire import decode, encode, message
 from effuse.engines.files import held, sync_file, write_atomically, writing
+from effuse.engines.release import versions
 
 
 @message
@@ -89,7 +87,7 @@ class RunFolder:
             "device": device,
             "workers": workers,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()},
+            "versions": versions(device),
         } | more
         self.write_json("manifest.json", manifest)
 
