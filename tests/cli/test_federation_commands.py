@@ -1,6 +1,8 @@
 """`keys`, `serve` and `join`: what they make, and what they refuse in one sentence before anybody waits."""
 
 import fcntl
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +76,31 @@ def test_one_process_to_a_sites_folder(effuse, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         told = effuse("join 127.0.0.1:8000 --client-id 0 --data recipe").sentence
     assert "site-0 is in use by another `effuse join`" in told
+
+
+AT_WORK = """
+import sys, threading, time
+import torch
+import effuse.engines.flower.serve as serve
+from effuse.cli import main
+
+def training(*args):
+    def steps():
+        while True:
+            x = torch.ones(32, 32, requires_grad=True)
+            (x @ x).sum().backward()
+    for _ in range(4):
+        threading.Thread(target=steps, daemon=True).start()
+    time.sleep(0.5)
+    raise KeyboardInterrupt
+
+serve.join = training
+sys.argv = ["effuse", "join", "127.0.0.1:8000", "--client-id", "0", "--data", "recipe"]
+main()
+"""
+
+
+def test_ctrl_c_in_the_middle_of_a_job(tmp_path):
+    """The job is in a thread that torch does not let end with Python: the process once aborted, which a service takes for a crash."""
+    done = subprocess.run([sys.executable, "-c", AT_WORK], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and done.stderr == "effuse: interrupted\n"
