@@ -104,3 +104,18 @@ def test_ctrl_c_in_the_middle_of_a_job(tmp_path):
     """The job is in a thread that torch does not let end with Python: the process once aborted, which a service takes for a crash."""
     done = subprocess.run([sys.executable, "-c", AT_WORK], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and done.stderr == "effuse: interrupted\n"
+
+
+def test_an_interrupted_server_says_all_that_it_needs_again(effuse, toy_file, monkeypatch):
+    """Quorum and deadline are the command's and not the run's: without them the same server would wait for everybody."""
+
+    def interrupted(recipe, folder, **how):
+        folder.mkdir()
+        (folder / "manifest.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("effuse.engines.driver.run", interrupted)
+    serve = f"serve {toy_file()} --listen 127.0.0.1:8000 --quiet"
+    told = effuse(f"{serve} --out a --quorum 2 --deadline 60").sentence
+    assert "`effuse serve --listen 127.0.0.1:8000 --quorum 2 --deadline 60 --resume a` goes on" in told
+    assert "`effuse serve --listen 127.0.0.1:8000 --resume b` goes on" in effuse(f"{serve} --out b").sentence
