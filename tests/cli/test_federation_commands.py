@@ -60,6 +60,8 @@ def test_what_join_refuses(effuse, keys, tmp_path):
     for line, words in (
         (f"{common} --data 'nothing()'", "no source 'nothing'"),
         (f"{common} --data 'folder(\"missing\")'", "missing: not found"),
+        (f"{common} --data keys", "--data keys: say how it is to be read, such as --data 'folder(\"keys\")'"),
+        (f"{common} --data {tmp_path}", f"such as --data 'folder(\"{tmp_path}\")'"),
         (f"{common} --data recipe --keys keys/server", "client.key is missing; give a client's keys with --keys"),
         (f"{common} --data recipe --allow demo", "expected RECIPE@HASH"),
         (f"{common} --data recipe --recipe missing.json", "missing.json"),

@@ -143,7 +143,7 @@ def test_labels_follow_the_names_of_classes_and_not_their_order(tmp_path):
 
 def test_images_of_another_shape_are_refused(tmp_path):
     site = site_at(tmp_path / "site", data=ToyImages(side=5))
-    with pytest.raises(RecipeError, match="model.side: 4, but the data has 5"):
+    with pytest.raises(RecipeError, match=r"are 4x4 with 1 channel, this site's are 5x5 with 1 channel; add resize\(side=4\)"):
         site.enrol(hello_of(resolved()))
 
 
