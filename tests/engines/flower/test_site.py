@@ -6,8 +6,9 @@ import stat
 import pytest
 import torch
 from PIL import Image
-from toy import ToyImages, toy_recipe
+from toy import ADAM, ToyImages, toy_recipe
 
+from effuse.algorithms.fedphd import FedPhD
 from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError
 from effuse.core.federation import Order
 from effuse.core.rng import Stream
@@ -139,6 +140,18 @@ def test_labels_follow_the_names_of_classes_and_not_their_order(tmp_path):
     assert torch.equal(mapped.images, data.images)
     with pytest.raises(DataError, match="no class 'light'; its classes: dark, grey"):
         relabelled(data, ("dark", "grey"))
+
+
+def test_labels_that_are_only_counted_follow_the_names_too(tmp_path):
+    """FedPhD tells a histogram also where the network is told no class: four images of `light`, the federation's second class."""
+    recipe = resolved(algorithm=FedPhD(local=ADAM, variant="none"))
+    assert not recipe.model.conditional
+    shard = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"])).shard(recipe, ("dark", "light"))
+    assert shard.histogram == [0, 4]
+    unlabelled = site_at(tmp_path / "other", data=pictures(tmp_path / "all", ["scans"]))
+    with pytest.raises(DataError, match="no class 'scans'"):
+        unlabelled.shard(recipe, ("dark", "light"))
+    assert len(unlabelled.shard(resolved(), ("dark", "light"))) == 4  # FedAvg counts nothing: any folder will do
 
 
 def test_images_of_another_shape_are_refused(tmp_path):

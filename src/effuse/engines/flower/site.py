@@ -130,7 +130,7 @@ class Site:
                 raise FederationError(f"there is no client {self.client}; the recipe has clients 0 to {len(shards) - 1}")
             return shards[self.client]
         train = self.train
-        if recipe.model.conditional or isinstance(recipe.task, Classify):
+        if recipe.model.conditional or isinstance(recipe.task, Classify) or recipe.algorithm.counts_labels:
             train = relabelled(train, classes)
         refuse_images(recipe, train)
         refuse_model(recipe, train)
