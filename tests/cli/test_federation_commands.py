@@ -1,6 +1,8 @@
 """`keys`, `serve` and `join`: what they make, and what they refuse in one sentence before anybody waits."""
 
 import fcntl
+import subprocess
+import sys
 
 import pytest
 
@@ -58,6 +60,8 @@ def test_what_join_refuses(effuse, keys, tmp_path):
     for line, words in (
         (f"{common} --data 'nothing()'", "no source 'nothing'"),
         (f"{common} --data 'folder(\"missing\")'", "missing: not found"),
+        (f"{common} --data keys", "--data keys: say how it is to be read, such as --data 'folder(\"keys\")'"),
+        (f"{common} --data {tmp_path}", f"such as --data 'folder(\"{tmp_path}\")'"),
         (f"{common} --data recipe --keys keys/server", "client.key is missing; give a client's keys with --keys"),
         (f"{common} --data recipe --allow demo", "expected RECIPE@HASH"),
         (f"{common} --data recipe --recipe missing.json", "missing.json"),
@@ -74,3 +78,46 @@ def test_one_process_to_a_sites_folder(effuse, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         told = effuse("join 127.0.0.1:8000 --client-id 0 --data recipe").sentence
     assert "site-0 is in use by another `effuse join`" in told
+
+
+AT_WORK = """
+import sys, threading, time
+import torch
+import effuse.engines.flower.serve as serve
+from effuse.cli import main
+
+def training(*args):
+    def steps():
+        while True:
+            x = torch.ones(32, 32, requires_grad=True)
+            (x @ x).sum().backward()
+    for _ in range(4):
+        threading.Thread(target=steps, daemon=True).start()
+    time.sleep(0.5)
+    raise KeyboardInterrupt
+
+serve.join = training
+sys.argv = ["effuse", "join", "127.0.0.1:8000", "--client-id", "0", "--data", "recipe"]
+main()
+"""
+
+
+def test_ctrl_c_in_the_middle_of_a_job(tmp_path):
+    """The job is in a thread that torch does not let end with Python: the process once aborted, which a service takes for a crash."""
+    done = subprocess.run([sys.executable, "-c", AT_WORK], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130 and done.stderr == "effuse: interrupted\n"
+
+
+def test_an_interrupted_server_says_all_that_it_needs_again(effuse, toy_file, monkeypatch):
+    """Quorum and deadline are the command's and not the run's: without them the same server would wait for everybody."""
+
+    def interrupted(recipe, folder, **how):
+        folder.mkdir()
+        (folder / "manifest.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("effuse.engines.driver.run", interrupted)
+    serve = f"serve {toy_file()} --listen 127.0.0.1:8000 --quiet"
+    told = effuse(f"{serve} --out a --quorum 2 --deadline 60").sentence
+    assert "`effuse serve --listen 127.0.0.1:8000 --quorum 2 --deadline 60 --resume a` goes on" in told
+    assert "`effuse serve --listen 127.0.0.1:8000 --resume b` goes on" in effuse(f"{serve} --out b").sentence

@@ -117,6 +117,7 @@ class FedPhD(Algorithm, name="fedphd"):
     """Clients train at edges of their choice, edges meet in the cloud, and the network loses channels on the way."""
 
     link: ClassVar[str] = CLIENT_EDGE
+    counts_labels: ClassVar[bool] = True
 
     local: Solver
     cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = 0.2  # clients a round: a count, a fraction, or all

@@ -1,12 +1,14 @@
 """`effuse join`: take part in a federation, at the site that has the data."""
 
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from effuse.cli import app
+from effuse.cli import INTERRUPTED, app
 from effuse.cli.options import Device
 from effuse.engines import flower
 
@@ -41,4 +43,9 @@ def join(
     def say(words: str) -> None:
         print(words, flush=True)
 
-    take_part(server, client_id, data, keys, place, consent, device, say, dry_run)
+    try:
+        take_part(server, client_id, data, keys, place, consent, device, say, dry_run)
+    except KeyboardInterrupt:
+        # at once: a job may be at work in its thread, and torch would abort where Python ends around it
+        print("effuse: interrupted", file=sys.stderr, flush=True)
+        os._exit(INTERRUPTED)

@@ -15,6 +15,8 @@ from effuse.engines import driver, flower
 from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
 
+DEADLINE = 3600.0
+
 
 @app.command()
 def serve(
@@ -28,7 +30,7 @@ def serve(
         int | None,
         typer.Option(help="Clients that must answer, of all; by default everyone. Those whose key was removed count as missing."),
     ] = None,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = 3600.0,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = DEADLINE,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Go on with a run that was interrupted; with RECIPE, begin it if there is none."),
@@ -66,8 +68,9 @@ def serve(
         if begun:
             RunFolder(folder).require_same(wanted)
     engine = served(Served(listen, keys, Terms(quorum, deadline), insecure), name, wanted.clients)
-    safely = f" --keys {keys}" if keys is not None else " --insecure" * insecure
-    with watched(folder, as_json, quiet, f"effuse serve --listen {listen}{safely} --resume", forgotten) as observer:
+    again = f"effuse serve --listen {listen}" + (f" --keys {keys}" if keys is not None else " --insecure" * insecure)
+    again += f" --quorum {quorum}" * (quorum is not None) + f" --deadline {deadline:.12g}" * (deadline != DEADLINE)
+    with watched(folder, as_json, quiet, f"{again} --resume", forgotten) as observer:
         if begun:
             result = driver.resume(folder, observer=observer, served=engine)
         else:

@@ -75,6 +75,7 @@ class Algorithm(Spec, ABC):
     personal: ClassVar[bool] = False  # clients end up with models of their own, evaluated where they are
     frozen: ClassVar[int] = 0  # passes up to a network's features that every training image costs beside its own
     link: ClassVar[str] = CLIENT_SERVER  # what its clients talk over
+    counts_labels: ClassVar[bool] = False  # clients tell histograms, whose classes must then mean the same at every site
     early_stop: ClassVar[str | None] = None  # the reason, where trained values may end a run early (see fed.rehearsing)
 
     def __init_subclass__(cls, **rest: Any) -> None:

@@ -6,8 +6,9 @@ import stat
 import pytest
 import torch
 from PIL import Image
-from toy import ToyImages, toy_recipe
+from toy import ADAM, ToyImages, toy_recipe
 
+from effuse.algorithms.fedphd import FedPhD
 from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError
 from effuse.core.federation import Order
 from effuse.core.rng import Stream
@@ -141,9 +142,21 @@ def test_labels_follow_the_names_of_classes_and_not_their_order(tmp_path):
         relabelled(data, ("dark", "grey"))
 
 
+def test_labels_that_are_only_counted_follow_the_names_too(tmp_path):
+    """FedPhD tells a histogram also where the network is told no class: four images of `light`, the federation's second class."""
+    recipe = resolved(algorithm=FedPhD(local=ADAM, variant="none"))
+    assert not recipe.model.conditional
+    shard = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"])).shard(recipe, ("dark", "light"))
+    assert shard.histogram == [0, 4]
+    unlabelled = site_at(tmp_path / "other", data=pictures(tmp_path / "all", ["scans"]))
+    with pytest.raises(DataError, match="no class 'scans'"):
+        unlabelled.shard(recipe, ("dark", "light"))
+    assert len(unlabelled.shard(resolved(), ("dark", "light"))) == 4  # FedAvg counts nothing: any folder will do
+
+
 def test_images_of_another_shape_are_refused(tmp_path):
     site = site_at(tmp_path / "site", data=ToyImages(side=5))
-    with pytest.raises(RecipeError, match="model.side: 4, but the data has 5"):
+    with pytest.raises(RecipeError, match=r"are 4x4 with 1 channel, this site's are 5x5 with 1 channel; add resize\(side=4\)"):
         site.enrol(hello_of(resolved()))
 
 

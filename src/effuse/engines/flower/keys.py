@@ -27,7 +27,7 @@ Made by `effuse keys init`. Private keys are readable by their owner only; send 
 |---|---|---|
 | `server/` | the machine that runs the server | `effuse serve RECIPE --keys server` |
 | {sites} | that client's site, and nobody else | `effuse join HOST:PORT --client-id K --keys client-K` |
-| `authority/` | a safe place, offline: whoever has `ca.key` can pose as the server | nothing, until the server's certificate is renewed |
+| `authority/` | a safe place, offline: whoever has `ca.key` can pose as the server | nothing: effuse renews no certificates, new keys are made for all |
 
 The server's certificate is good for {hosts}, until {until}. A client is known by its key: `server/clients/K.pub` says which key is client K's, and
 a site that holds one key cannot take part as another client. To shut a client out, remove its

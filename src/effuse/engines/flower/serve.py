@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from effuse.core.data import Source
-from effuse.core.errors import FederationError
+from effuse.core.errors import FederationError, RecipeError
 from effuse.core.federation import Federation
 from effuse.core.spec import build_text
 from effuse.engines.flower.errand import Terms
@@ -76,6 +76,8 @@ def source(data: str) -> Source | None:
     """A site's data in the grammar of recipes; None is its share of the recipe's own."""
     if data == SHARE:
         return None
+    if Path(data).expanduser().exists():
+        raise RecipeError(f"--data {data}: say how it is to be read, such as --data 'folder(\"{data}\")'")
     built: Source = build_text(data, Source, "--data")
     return built
 

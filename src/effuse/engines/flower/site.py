@@ -130,8 +130,9 @@ class Site:
                 raise FederationError(f"there is no client {self.client}; the recipe has clients 0 to {len(shards) - 1}")
             return shards[self.client]
         train = self.train
-        if recipe.model.conditional or isinstance(recipe.task, Classify):
+        if recipe.model.conditional or isinstance(recipe.task, Classify) or recipe.algorithm.counts_labels:
             train = relabelled(train, classes)
+        refuse_images(recipe, train)
         refuse_model(recipe, train)
         return Shard.whole(train.to(self.device))
 
@@ -159,6 +160,20 @@ class Site:
                 with open(handle, "wb") as file:
                     file.write(secrets.token_bytes(32))
         return path.read_bytes()
+
+
+def refuse_images(recipe: Recipe, train: Dataset) -> None:
+    """Images of another size or other colours than the federation's: whoever has them cannot change the network."""
+    (side, channels), ours = ((s.side, s.channels) for s in (recipe.model.shape, train.shape))
+    if (side, channels) != ours:
+        raise RecipeError(
+            f"the federation's images are {side}x{side} with {_colours(channels)}, this site's are {ours[0]}x{ours[0]} with "
+            f"{_colours(ours[1])}; add resize(side={side}) and channels(n={channels}) to the transforms of --data"
+        )
+
+
+def _colours(channels: int) -> str:
+    return f"{channels} channel{'s' * (channels > 1)}"
 
 
 def relabelled(data: Dataset, classes: tuple[str, ...]) -> Dataset:
