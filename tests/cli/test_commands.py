@@ -291,6 +291,8 @@ def test_plan_is_check_and_both_have_a_page_for_readers(effuse, shrunk):
     for words in ("635,681 (encoder", "25.4 MB up, 25.4 MB down", "12,713,620 parameters (exact)", "10 at clients", "69 2"):
         assert words in re.sub(r"[\s│]+", " ", page.out)
     assert effuse(f"plan demo {shrunk} --json").json == effuse(f"check demo {shrunk} --json").json
+    short, long = (effuse(f"check demo {shrunk} {three} --json").json for three in ("--clients 3", "--set clients=3"))
+    assert short == long and len(short["partition"]["sizes"]) == 3
 
 
 def test_settings_that_fell_back_are_told(effuse, shrunk):
@@ -397,6 +399,7 @@ def test_sample_of_one_client(effuse, alone, tmp_path):
 def test_evaluate_measures_again_by_other_metrics(effuse, finished):
     folder, _ = finished
     before = (folder / "result.json").read_text()
+    assert "has no metrics: say what to measure, such as --metrics" in effuse(f"evaluate {folder}").sentence
     found = effuse(f"evaluate {folder} --metrics '[diversity(n=30), diversity(n=30)]'")
     assert "would both be stored as 'diversity'" in found.sentence
     found = effuse(f"evaluate {folder} --metrics '[diversity(n=30)]' --json").json

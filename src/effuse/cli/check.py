@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from effuse.cli import app
-from effuse.cli.options import Json, RecipeName, Rounds, Seed, Settings, chosen
+from effuse.cli.options import Clients, Json, RecipeName, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import amount, console
 from effuse.core.errors import MissingError
 from effuse.engines.check import check as rehearse
@@ -19,9 +19,16 @@ WITHOUT_FILES = (
 
 @app.command("plan", hidden=True)
 @app.command("check")
-def check(recipe: RecipeName, set: Settings = None, rounds: Rounds = None, seed: Seed = None, as_json: Json = False) -> None:
+def check(
+    recipe: RecipeName,
+    set: Settings = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    clients: Clients = None,
+    as_json: Json = False,
+) -> None:
     """Rehearse RECIPE: parameters, partition, traffic and steps, with nothing computed; alias `plan`."""
-    name, wanted, forgotten = chosen(recipe, set, rounds, seed)
+    name, wanted, forgotten = chosen(recipe, set, rounds, seed, clients)
     try:
         report = rehearse(wanted, name)
     except MissingError as error:

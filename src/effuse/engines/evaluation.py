@@ -11,7 +11,7 @@ import torch
 
 from effuse.core.algorithm import Server
 from effuse.core.data import Dataset
-from effuse.core.errors import RunError
+from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.machine import Eager, Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
@@ -177,6 +177,8 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     """Measure a finished run's saved model, by its recipe's metrics or by others."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
+    if not recipe.evaluate.metrics:
+        raise RecipeError("the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'")
     train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
     refuse_model(recipe, train)
     refuse_evaluation(recipe, train, test)
