@@ -177,11 +177,11 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     """Measure a finished run's saved model, by its recipe's metrics or by others."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
-    if not recipe.evaluate.metrics:
-        raise RecipeError("the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'")
     train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
     refuse_model(recipe, train)
     refuse_evaluation(recipe, train, test)
+    if not recipe.evaluate.metrics:
+        raise RecipeError("the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'")
     torch.set_num_threads(recipe.threads)
     machine, model = Eager(opened.device, recipe.task), opened.model.to(opened.device)
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.rounds), cache_folder())
