@@ -14,7 +14,7 @@ from effuse.engines.folder import RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
 from effuse.engines.processes import Processes, pick_workers, slots_each
-from effuse.engines.refusals import refuse
+from effuse.engines.refusals import refuse, refuse_apart
 from effuse.engines.rounds import Run
 from effuse.engines.simulator import InProcess, Simulator, on_disk
 from effuse.engines.stage import Engine, Stage
@@ -78,6 +78,8 @@ def run(
     if served is None:
         recipe.shards(train)
     refuse(recipe, train, test)
+    if served or engine == "flower":
+        refuse_apart(recipe, train)
     pick_speed(recipe, place, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
@@ -119,6 +121,8 @@ def resume(
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
+        if served or engine == "flower":
+            refuse_apart(recipe, train)
         workers = workers or manifest.get("workers")
         return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer).complete()
 

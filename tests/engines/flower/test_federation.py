@@ -8,15 +8,17 @@ import time
 import pytest
 import torch
 from fake import FakePost, over, run_over
-from toy import ADAM, ALGORITHMS, SYNTHESIS, ToyStateful, toy_recipe
+from toy import ADAM, ALGORITHMS, SYNTHESIS, ToyStateful, ToyUnet, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.algorithms.fedddpm import FedDDPM
+from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.moon import Moon
 from effuse.core.errors import FederationError, QuorumError, RecipeError, RunError
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
+from effuse.core.spec import spec
 from effuse.core.wire import decode, encode
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines import driver
@@ -24,9 +26,17 @@ from effuse.engines.flower import federation
 from effuse.engines.flower.errand import Terms
 from effuse.engines.flower.letters import UNDELIVERED, Letter
 from effuse.engines.worker import Receipt
+from effuse.metrics.encoders import Pixels
 from effuse.models.unet import Unet
 
 PATIENT = Terms(quorum=2, deadline=0.3)
+
+
+@spec
+class Featureless(ToyUnet):
+    """A network that shows nothing of what it thinks."""
+
+    featured = False
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +60,37 @@ def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
     a, b = driver.run(recipe, tmp_path / "simulator"), run_over(post, recipe, tmp_path / "flower")
     assert a["weights_sha256"] == b["weights_sha256"]
     assert a["traffic"]["bytes"] == b["traffic"]["bytes"] and a["traffic"]["parameters"] == b["traffic"]["parameters"]
+
+
+ORACLE = QuickTest(encoder=Pixels(side=2), reference="oracle")
+POOLED = (Centralised(local=ADAM), FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=ORACLE))
+
+
+@pytest.mark.parametrize("algorithm", POOLED, ids=lambda algorithm: algorithm.name)
+def test_who_needs_all_data_in_one_place_is_refused_before_anybody_is_waited_for(algorithm, tmp_path):
+    """At a server, on one machine, and on resuming what an older version had begun: no connection, no folder, no process."""
+    recipe = toy_recipe(algorithm=algorithm, reproducible=True)
+    post = FakePost(tmp_path / "sites", 3)
+    told = f"{algorithm.name} needs all data in one place, which a real federation never has"
+    with pytest.raises(FederationError, match=told):
+        run_over(post, recipe, tmp_path / "run")
+    with pytest.raises(FederationError, match=told):
+        driver.run(recipe, tmp_path / "run", engine="flower")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "old").mkdir()
+    resolved = recipe.resolved(recipe.data.load("train"))
+    driver.RunFolder(tmp_path / "old").create(resolved, "toy", driver.SERVED, "cpu", None, {})
+    with pytest.raises(FederationError, match=told):
+        driver.resume(tmp_path / "old", served=over(post, Terms()))
+    assert post.opened == 0
+
+
+def test_what_an_algorithm_refuses_when_it_begins_is_refused_before_anybody_is_waited_for(tmp_path):
+    """MOON compares features, which this network does not show."""
+    post, recipe = FakePost(tmp_path / "sites", 3), toy_recipe(algorithm=Moon(local=ADAM), model=Featureless())
+    with pytest.raises(RecipeError, match="featureless shows no features, which MOON compares"):
+        run_over(post, recipe, tmp_path / "run")
+    assert post.opened == 0 and not (tmp_path / "run").exists()
 
 
 # whoever is asked alone cannot be spared
