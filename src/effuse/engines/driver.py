@@ -83,7 +83,7 @@ def run(
     pick_speed(recipe, place, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
-    with folder.locked():
+    with folder.locked(private=served is not None):  # it will hold models of other people's data
         kind = SERVED if served else engine
         more = {"classes": train.classes} if trained is None else {"classes": train.classes, "trained": str(trained)}
         folder.create(recipe, name, kind, place.type, workers, {"train": train.digest, "test": test.digest}, **more)

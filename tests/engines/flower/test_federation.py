@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import re
+import stat
 import time
 
 import pytest
@@ -377,6 +379,43 @@ def test_answers_wait_for_their_turn_on_disk(tmp_path, monkeypatch):
     run_over(post, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(deadline=5))
     assert waiting == [[], [], ["0_0_1"]]
     assert not (tmp_path / "run" / "spool").exists()
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["made", "there already"])
+def test_who_holds_clients_models_shows_them_to_nobody_else(there, tmp_path):
+    """Answers wait in the spool: both folders are their owner's alone, as they would be with any umask."""
+    if there:
+        (tmp_path / "run").mkdir()
+    post, seen = FakePost(tmp_path / "sites", 3), []
+
+    def fault(client, n, letter):
+        seen.extend(mode(path) for path in (tmp_path / "run" / "spool", tmp_path / "run") if path.exists())
+        return None if client == 0 else letter  # the others' wait for its turn
+
+    post.fault = fault
+    before = os.umask(0)
+    try:
+        run_over(post, toy_recipe(rounds=1), tmp_path / "run", PATIENT)
+    finally:
+        os.umask(before)
+    assert set(seen) == {0o700} and len(seen) == 4  # with the last answer there is a spool
+    assert mode(tmp_path / "run") == 0o700
+
+
+def test_a_run_of_ones_own_is_as_open_as_its_user_wants(tmp_path):
+    """Nobody else's models are in it; and an operator who has opened a served run to colleagues may resume it."""
+    driver.run(toy_recipe(rounds=1), tmp_path / "simulator")
+    (tmp_path / "plain").mkdir()
+    assert mode(tmp_path / "simulator") == mode(tmp_path / "plain")
+    post = FakePost(tmp_path / "sites", 3)
+    run_over(post, toy_recipe(rounds=1), tmp_path / "served")
+    (tmp_path / "served").chmod(0o750)
+    driver.resume(tmp_path / "served", served=over(post, Terms()))
+    assert mode(tmp_path / "served") == 0o750
 
 
 def test_a_deadline_is_kept(tmp_path):
