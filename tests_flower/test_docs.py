@@ -74,7 +74,8 @@ def test_the_two_pages_make_a_federation(tmp_path):
     finally:
         running.kill()
     assert digest in output and "weights_sha256" in output
-    assert "client 0 is ready with 32 images" in said[0] and "client 1 is ready with 16 images" in said[1]
+    assert "client 0 is ready with 32 images: benign 16, malignant 16; held out: 8" in said[0]
+    assert "client 1 is ready with 16 images: benign 0, malignant 16; held out: 4" in said[1]
     assert all("the server says that the run is over" in words for words in said)
     written = "".join(p.read_text(errors="replace") for p in server.rglob("*") if p.suffix in (".json", ".log", ".jsonl"))
     assert "scans" not in written and str(tmp_path / "site-0") not in written
