@@ -30,6 +30,10 @@ def begun(line: str, folder: Path) -> subprocess.Popen:
     )
 
 
+def sizeless(line: str) -> str:
+    return re.sub(r"[0-9,]+ bytes", "N bytes", line)
+
+
 def ended(process: subprocess.Popen, seconds: float = 120) -> str:
     output, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, output
@@ -74,7 +78,13 @@ def test_the_two_pages_make_a_federation(tmp_path):
     finally:
         running.kill()
     assert digest in output and "weights_sha256" in output
-    assert "client 0 is ready with 32 images" in said[0] and "client 1 is ready with 16 images" in said[1]
+    # the page's normal day is what a site really prints, but for the sizes of messages
+    (day,) = re.findall(r"```text\n(.*?)```", (DOCS / "site.md").read_text(), re.DOTALL)
+    day = day.replace("fed.example.org:8443", address).replace("HASH", digest)
+    printed = [sizeless(line) for line in said[0].splitlines()]
+    assert [line for line in printed if line in map(sizeless, day.splitlines())] == [*map(sizeless, day.splitlines())]
+    assert "client 0 is ready with 32 images: benign 16, malignant 16; held out: 8" in said[0]
+    assert "client 1 is ready with 16 images: benign 0, malignant 16; held out: 4" in said[1]
     assert all("the server says that the run is over" in words for words in said)
     written = "".join(p.read_text(errors="replace") for p in server.rglob("*") if p.suffix in (".json", ".log", ".jsonl"))
     assert "scans" not in written and str(tmp_path / "site-0") not in written

@@ -99,6 +99,7 @@ def test_a_client_whose_key_is_taken_away_is_shut_out_of_the_resumed_run(town, m
     assert result["weights_sha256"] == without_a_network(town, plain, range(2, 9))
     assert visits(town, 0) == 4 and "shut out, for want of a key: 1" in town.said("run/federation.log")
     assert "silent" not in town.said("run/federation.log")
+    assert "(the server does not know this key); trying again for a moment" in town.said("site-1.log")
     kill(sites[1])
 
 
@@ -171,7 +172,8 @@ def test_strangers_are_refused(town):
         plaintext = town.site(2, "--data", "recipe")
         assert [p.wait(90) for p in (foreign, stranger, plaintext)] == [1, 1, 1]
         assert "does not show a certificate of this federation" in town.said("site-0.log")
-        assert "refuses this node" in town.said("site-1.log")
+        assert "the server does not know this key; ask its operator whether client 1 was shut out" in town.said("site-1.log")
+        assert "412" not in town.said("site-1.log")
         assert "refuses this node" in town.said("site-2.log")
         assert link.nodes() == set()
         # anyone may start a run on a SuperLink, but without its secret nobody can act in it

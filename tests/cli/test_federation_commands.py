@@ -38,6 +38,11 @@ def test_what_serve_refuses(effuse, keys, toy_file, tmp_path):
             """serve demo --listen 127.0.0.1:8000 --set 'data=elsewhere(side=8, channels=1, classes=["a", "b"])'""",
             "needs real images, and there are none here; leave metrics out: --set 'evaluate=evaluate(grid=20)'",
         ),
+        # nobody is waited for: no data can be put in one place here
+        (
+            f"serve {recipe} --listen 127.0.0.1:8000 --set 'algorithm=centralised(local=adam(lr=0.01, batch=8, epochs=1))'",
+            "FederationError: centralised needs all data in one place, which a real federation never has",
+        ),
         ("serve --listen 127.0.0.1:8000 --resume a --rounds 3", "leave out what would change it"),
         ("serve --listen 127.0.0.1:8000 --resume a", "a: there is no such run folder"),
     ):

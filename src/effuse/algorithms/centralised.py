@@ -23,6 +23,7 @@ class Centralised(Algorithm):
     local: Solver
 
     def setup(self, model: Model, fed: Federation) -> Server:
+        fed.pool()  # refused here, where there is no such thing, and not when all clients have come
         return Pooled(model)
 
     def round(self, server: Pooled, fed: Federation) -> Server:

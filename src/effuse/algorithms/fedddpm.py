@@ -146,7 +146,7 @@ class FedDDPMPlus(FedDDPM, name="fedddpm_plus"):
     def setup(self, model: Model, fed: Federation) -> Server:
         self.test.encoder.ready()
         if self.test.reference == "oracle":
-            fed.pool()  # refused here, where there is no such thing, and not after the warm-up
+            fed.pool()  # refused here, where there is no such thing, and not when all clients have come
         if self.test.reference == "aux" and isinstance(self.test.encoder, Classifier) and not model.arch.conditional:
             raise RecipeError(
                 "algorithm.test.encoder: a classifier needs labels, and what an unconditional model draws has none; "

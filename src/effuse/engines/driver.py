@@ -14,7 +14,7 @@ from effuse.engines.folder import RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
 from effuse.engines.processes import Processes, pick_workers, slots_each
-from effuse.engines.refusals import refuse
+from effuse.engines.refusals import refuse, refuse_apart
 from effuse.engines.rounds import Run
 from effuse.engines.simulator import InProcess, Simulator, on_disk
 from effuse.engines.stage import Engine, Stage
@@ -78,10 +78,12 @@ def run(
     if served is None:
         recipe.shards(train)
     refuse(recipe, train, test)
+    if served or engine == "flower":
+        refuse_apart(recipe, train)
     pick_speed(recipe, place, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
-    with folder.locked():
+    with folder.locked(private=served is not None):  # it will hold models of other people's data
         kind = SERVED if served else engine
         more = {"classes": train.classes} if trained is None else {"classes": train.classes, "trained": str(trained)}
         folder.create(recipe, name, kind, place.type, workers, {"train": train.digest, "test": test.digest}, **more)
@@ -119,6 +121,8 @@ def resume(
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
                 raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
+        if served or engine == "flower":
+            refuse_apart(recipe, train)
         workers = workers or manifest.get("workers")
         return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer).complete()
 

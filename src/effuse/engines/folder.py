@@ -92,10 +92,12 @@ class RunFolder:
         self.write_json("manifest.json", manifest)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder; a second process is told so instead of mixing its writes in."""
+    def locked(self, private: bool = False) -> Iterator[None]:
+        """Hold the folder; a second process is told so instead of mixing its writes in. Others cannot read a private one."""
         with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+            if private:
+                self.path.chmod(0o700)  # it may have been there
         with held(self.path / ".lock") as ours:
             if not ours:
                 raise RunError(f"{self.path} is in use by another effuse process; wait for it or choose another --out")

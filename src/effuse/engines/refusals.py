@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from effuse.core.data import Dataset
+from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
+from effuse.core.federation import SETUP_T, Federation
 from effuse.core.metric import Outlook
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
@@ -14,6 +16,7 @@ from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.spec import Spec
 from effuse.core.task import Batch, Net
+from effuse.engines.rehearsal import Rehearsal
 from effuse.models.classify import Classify
 
 
@@ -27,6 +30,20 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
         )
     try_step(recipe, hollow_model(recipe))
     refuse_evaluation(recipe, train, test)
+
+
+class Apart(Rehearsal):
+    """Sites whose data nobody can put in one place, on shapes."""
+
+    pool = Federation.pool
+
+
+def refuse_apart(recipe: Recipe, train: Dataset) -> None:
+    """Raise what the algorithm would raise when it begins, which over a network is after all sites have come."""
+    options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
+    fed = Apart(recipe.algorithm, [Shard.whole(train)] * recipe.clients, **options)
+    fed.begin(SETUP_T, 0)
+    recipe.algorithm.setup(hollow_model(recipe), fed)
 
 
 def refuse_model(recipe: Recipe, train: Dataset) -> None:

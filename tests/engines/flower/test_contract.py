@@ -131,6 +131,32 @@ def test_the_superlink_takes_its_flags():
         )
 
 
+def test_a_key_that_nobody_knows_is_told_from_one_that_is_in_use():
+    """ActivateNode fails alike for both (2004); with an interval that is none (2003), it still looks for the key first."""
+    activate = found("flwr.superlink.servicer.fleet.fleet_handlers:activate_node")
+    codes = found("flwr.supercore.error:ApiErrorCode")
+
+    class State:
+        def __init__(self, node) -> None:
+            self.node = node
+
+        def get_node_id_by_public_key(self, key):
+            return self.node
+
+        def activate_node(self, node, interval) -> bool:
+            return False
+
+    for node, interval, code in (
+        (None, 10.0, codes.FLEET_NODE_ACTIVATION_FAILED),
+        (None, 0.0, codes.FLEET_NODE_ACTIVATION_FAILED),
+        (5, 10.0, codes.FLEET_NODE_ACTIVATION_FAILED),
+        (5, 0.0, codes.FLEET_INVALID_HEARTBEAT_INTERVAL),
+    ):
+        with pytest.raises(found("flwr.supercore.error:FlowerError")) as caught:
+            activate(fleet_pb2.ActivateNodeRequest(public_key=b"key", heartbeat_interval=interval), State(node))
+        assert caught.value.code == code and caught.value.to_json("")["code"] == code
+
+
 class Store:
     """Both ends of a connection: what is pushed here is pulled from here."""
 

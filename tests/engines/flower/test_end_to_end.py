@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -36,6 +37,8 @@ def test_a_stateful_recipe_with_part_of_its_clients_gives_the_simulators_weights
     assert found["weights_sha256"] == expected["weights_sha256"]
     assert found["traffic"]["bytes"] == expected["traffic"]["bytes"]
     assert not (tmp_path / "flower" / "flower" / "keys").exists()  # made for this sitting only
+    log = (tmp_path / "flower" / "federation.log").read_text()
+    assert re.search("manifest demo@[0-9a-f]{64}; waiting for 3 clients", log)  # by its name, as sites see it and may allow it
     assert nobody_left(str(tmp_path))
 
 

@@ -2,21 +2,25 @@
 
 import dataclasses
 import json
+import os
 import re
+import stat
 import time
 
 import pytest
 import torch
 from fake import FakePost, over, run_over
-from toy import ADAM, ALGORITHMS, SYNTHESIS, ToyStateful, toy_recipe
+from toy import ADAM, ALGORITHMS, SYNTHESIS, ToyStateful, ToyUnet, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.algorithms.fedddpm import FedDDPM
+from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.moon import Moon
 from effuse.core.errors import FederationError, QuorumError, RecipeError, RunError
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
+from effuse.core.spec import spec
 from effuse.core.wire import decode, encode
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines import driver
@@ -24,9 +28,17 @@ from effuse.engines.flower import federation
 from effuse.engines.flower.errand import Terms
 from effuse.engines.flower.letters import UNDELIVERED, Letter
 from effuse.engines.worker import Receipt
+from effuse.metrics.encoders import Pixels
 from effuse.models.unet import Unet
 
 PATIENT = Terms(quorum=2, deadline=0.3)
+
+
+@spec
+class Featureless(ToyUnet):
+    """A network that shows nothing of what it thinks."""
+
+    featured = False
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +62,37 @@ def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
     a, b = driver.run(recipe, tmp_path / "simulator"), run_over(post, recipe, tmp_path / "flower")
     assert a["weights_sha256"] == b["weights_sha256"]
     assert a["traffic"]["bytes"] == b["traffic"]["bytes"] and a["traffic"]["parameters"] == b["traffic"]["parameters"]
+
+
+ORACLE = QuickTest(encoder=Pixels(side=2), reference="oracle")
+POOLED = (Centralised(local=ADAM), FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=ORACLE))
+
+
+@pytest.mark.parametrize("algorithm", POOLED, ids=lambda algorithm: algorithm.name)
+def test_who_needs_all_data_in_one_place_is_refused_before_anybody_is_waited_for(algorithm, tmp_path):
+    """At a server, on one machine, and on resuming what an older version had begun: no connection, no folder, no process."""
+    recipe = toy_recipe(algorithm=algorithm, reproducible=True)
+    post = FakePost(tmp_path / "sites", 3)
+    told = f"{algorithm.name} needs all data in one place, which a real federation never has"
+    with pytest.raises(FederationError, match=told):
+        run_over(post, recipe, tmp_path / "run")
+    with pytest.raises(FederationError, match=told):
+        driver.run(recipe, tmp_path / "run", engine="flower")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "old").mkdir()
+    resolved = recipe.resolved(recipe.data.load("train"))
+    driver.RunFolder(tmp_path / "old").create(resolved, "toy", driver.SERVED, "cpu", None, {})
+    with pytest.raises(FederationError, match=told):
+        driver.resume(tmp_path / "old", served=over(post, Terms()))
+    assert post.opened == 0
+
+
+def test_what_an_algorithm_refuses_when_it_begins_is_refused_before_anybody_is_waited_for(tmp_path):
+    """MOON compares features, which this network does not show."""
+    post, recipe = FakePost(tmp_path / "sites", 3), toy_recipe(algorithm=Moon(local=ADAM), model=Featureless())
+    with pytest.raises(RecipeError, match="featureless shows no features, which MOON compares"):
+        run_over(post, recipe, tmp_path / "run")
+    assert post.opened == 0 and not (tmp_path / "run").exists()
 
 
 # whoever is asked alone cannot be spared
@@ -336,6 +379,43 @@ def test_answers_wait_for_their_turn_on_disk(tmp_path, monkeypatch):
     run_over(post, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(deadline=5))
     assert waiting == [[], [], ["0_0_1"]]
     assert not (tmp_path / "run" / "spool").exists()
+
+
+def mode(path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["made", "there already"])
+def test_who_holds_clients_models_shows_them_to_nobody_else(there, tmp_path):
+    """Answers wait in the spool: both folders are their owner's alone, as they would be with any umask."""
+    if there:
+        (tmp_path / "run").mkdir()
+    post, seen = FakePost(tmp_path / "sites", 3), []
+
+    def fault(client, n, letter):
+        seen.extend(mode(path) for path in (tmp_path / "run" / "spool", tmp_path / "run") if path.exists())
+        return None if client == 0 else letter  # the others' wait for its turn
+
+    post.fault = fault
+    before = os.umask(0)
+    try:
+        run_over(post, toy_recipe(rounds=1), tmp_path / "run", PATIENT)
+    finally:
+        os.umask(before)
+    assert set(seen) == {0o700} and len(seen) == 4  # with the last answer there is a spool
+    assert mode(tmp_path / "run") == 0o700
+
+
+def test_a_run_of_ones_own_is_as_open_as_its_user_wants(tmp_path):
+    """Nobody else's models are in it; and an operator who has opened a served run to colleagues may resume it."""
+    driver.run(toy_recipe(rounds=1), tmp_path / "simulator")
+    (tmp_path / "plain").mkdir()
+    assert mode(tmp_path / "simulator") == mode(tmp_path / "plain")
+    post = FakePost(tmp_path / "sites", 3)
+    run_over(post, toy_recipe(rounds=1), tmp_path / "served")
+    (tmp_path / "served").chmod(0o750)
+    driver.resume(tmp_path / "served", served=over(post, Terms()))
+    assert mode(tmp_path / "served") == 0o750
 
 
 def test_a_deadline_is_kept(tmp_path):

@@ -21,6 +21,7 @@ from effuse.engines.flower.site import Consent, Site, relabelled
 from effuse.engines.folder import RunFolder
 from effuse.models.classify import Classify
 from effuse.models.resnet import Cnn
+from effuse.models.unet import Unet
 
 
 def resolved(**changes):
@@ -177,6 +178,38 @@ def test_a_dry_run_tells_what_would_leave_and_agrees_with_the_rehearsal(tmp_path
     assert "Update(model: a model (network, parameters, buffers), weight: float, loss: float)" in told
     assert "mixed with this site's secret" in told
     assert not (tmp_path / "manifest.json").exists()  # a dry run agrees to nothing
+
+
+def test_a_site_is_told_how_many_images_of_each_class_take_part_and_how_many_do_not(tmp_path):
+    """Five pictures of `light`, the federation's second class, and none of its first: every fifth is held out, four take part."""
+    recipe = resolved(model=Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True))
+    site = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"]))
+    told = "4 images: dark 0, light 4; held out: 1"
+    assert f"client 0 would train on {told}" in what_leaves(site, hello_of(recipe))
+    site.enrol(hello_of(recipe))
+    assert site.said[-1] == f"client 0 is ready with {told}"
+
+
+def test_what_cannot_be_held_out_stops_nobody(tmp_path):
+    """Of one picture a fifth is none: the site trains on it, and is told why there is nothing to test with."""
+    Image.new("L", (4, 4)).save(one_of(tmp_path / "pictures" / "light"))
+    site = site_at(tmp_path / "site", data=Folder(path=str(tmp_path / "pictures")))
+    site.enrol(hello_of(resolved()))
+    told = "client 0 is ready with 1 image: light 1; held out: none that can be read ("
+    assert site.said[-1].startswith(told) and "no images in the test split; raise holdout=0.2" in site.said[-1]
+
+
+def test_a_share_of_the_recipes_data_holds_nothing_out(tmp_path):
+    """40 toy images of two greys, in turn, dealt to three clients."""
+    site = site_at(tmp_path / "site")
+    site.enrol(hello_of(resolved()))
+    dark, light = site.shard(resolved(), ("dark", "light")).histogram
+    assert site.said[-1] == f"client 0 is ready with {dark + light} images: dark {dark}, light {light}"
+
+
+def one_of(folder):
+    folder.mkdir(parents=True)
+    return folder / "1.png"
 
 
 def test_addresses_and_what_may_listen_without_keys(tmp_path):

@@ -22,6 +22,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -39,12 +40,21 @@ POLL, SLOWEST = 0.2, 3.0  # seconds between looks for a letter
 IDLE_SHARE = 0.05  # of the time since the last letter: who waits long looks less often, and rounds get hardly longer
 HEARTBEAT = 4.0  # seconds between signs of life; after two of Flower's shortest intervals without one a node counts as gone
 AGAIN = 1.0  # seconds before a lost connection is tried again
-REFUSED = 30.0  # seconds of being refused after which it is meant: a server that starts may not know its keys yet
+REFUSED = 30.0  # seconds of being refused after which it is meant
+STARTING = 5.0  # seconds of not being known after which it is meant: a server that starts learns its keys in a tenth of one
 DOWNLOAD = 3600.0  # seconds that a letter may take to come
 
 
 class Gone(Exception):
     """The connection broke; it is tried again."""
+
+    until = "until there is one"
+
+
+class Refused(Gone):
+    """The server does not want us; it may mean an earlier process of ours, or have only just started."""
+
+    until = "for a moment"
 
 
 class Link:
@@ -59,7 +69,7 @@ class Link:
         self._replies: queue.Queue[tuple[Message, Letter]] = queue.Queue()
         self._early: list[tuple[int, Message, Letter]] = []  # orders that came before the terms
         self._vouched: set[int] = set()  # Flower runs whose terms we accepted
-        self._failing: float | None = None
+        self._failing: dict[bool, float] = {}  # since when we are refused: as unknown, and otherwise
         self._reason = ""  # why there was no connection, as it was said last
         self._dry = self._over = False
         self._seen: Hello | None = None
@@ -83,7 +93,7 @@ class Link:
             self._converse(enough)
         except Gone as gone:
             if str(gone) != self._reason:  # once, and not every second of a night
-                self.site.say(f"no connection to {self.address} ({gone}); trying again until there is one")
+                self.site.say(f"no connection to {self.address} ({gone}); trying again {gone.until}")
             self._reason = str(gone)
             time.sleep(AGAIN)
 
@@ -128,9 +138,8 @@ class Link:
             node = Node(node_id=client.ActivateNode(request).node_id)
         except httpx.HTTPError as error:
             self._deactivate(client)
-            self._judge(error)
-            raise Gone(_short(error)) from None
-        self._failing = None
+            raise self._judged(client, error) from None
+        self._failing.clear()
         (self.site.folder / "node").write_text(str(node.node_id))
         return node
 
@@ -139,22 +148,38 @@ class Link:
         with contextlib.suppress(httpx.HTTPError, OSError, ValueError):
             client.DeactivateNode(DeactivateNodeRequest(node_id=int((self.site.folder / "node").read_text())))
 
-    def _judge(self, error: httpx.HTTPError) -> None:
-        """Give up where trying again is in vain: a server that is not ours, or that does not want us."""
+    def _judged(self, client: Any, error: httpx.HTTPError) -> Gone:
+        """Why there is no connection; gives up where trying again is in vain: a server that is not ours, or does not want us."""
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise FederationError(
                 f"{self.address} does not show a certificate of this federation; check the address and the ca.crt in --keys"
             ) from None
-        refused = isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError))
-        if not refused:
-            self._failing = None  # nobody there yet: wait for the server
-            return
-        self._failing = self._failing or time.monotonic()
-        if time.monotonic() - self._failing > REFUSED:
-            remedy = "ask the operator for this client's keys, or end another process that takes part with them"
-            if self.keys is None:
-                remedy = "join with the --keys that the operator sent"
-            raise FederationError(f"{self.address} refuses this node ({_short(error)}); {remedy}") from None
+        if _code(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:  # said of a strange key, and of one whose node is there
+            error = self._asked_about_the_key(client)
+        if not isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError)):
+            self._failing.clear()  # nobody there yet: wait for the server
+            return Gone(_short(error))
+        unknown, why = _code(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, _short(error)
+        remedy = "ask the operator for this client's keys, or end another process that takes part with them"
+        if unknown:
+            why = "the server does not know this key"
+            remedy = f"ask its operator whether client {self.site.client} was shut out, or for the keys that are in use"
+        elif _code(error) == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+            why = "another process takes part with this key, or did so until a moment ago"
+        if self.keys is None:
+            remedy = "join with the --keys that the operator sent"
+        since = self._failing.setdefault(unknown, time.monotonic())
+        if time.monotonic() - since > (STARTING if unknown else REFUSED):
+            raise FederationError(f"{why if unknown else f'{self.address} refuses this node ({why})'}; {remedy}") from None
+        return Refused(why)
+
+    def _asked_about_the_key(self, client: Any) -> httpx.HTTPError:
+        """What is wrong with an activation whose interval is none: that, where the key is known, and otherwise the key."""
+        try:
+            client.ActivateNode(ActivateNodeRequest(public_key=self.public))
+        except httpx.HTTPError as told:
+            return told
+        return httpx.ReadError("an activation without an interval was granted")  # by a Flower that we do not know
 
     def _receive(self, ends: Ends) -> bool:
         """Take one letter, if there is one: terms are answered here, orders go to the worker."""
@@ -254,6 +279,17 @@ def _beat(client: Any, node: Node, resting: threading.Event, lost: threading.Eve
             lost.set()
         except (httpx.HTTPError, RuntimeError):
             pass  # the conversation itself notices
+
+
+def _code(error: Exception) -> int | None:
+    """Flower's number for a refusal; None where it is not one of Flower's."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return None
+    try:
+        code = error.response.json()["code"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return code if isinstance(code, int) else None
 
 
 def _short(error: Exception) -> str:

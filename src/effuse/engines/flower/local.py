@@ -10,6 +10,7 @@ from typing import Any, Self
 import effuse
 from effuse.core.errors import RunError
 from effuse.core.federation import Federation
+from effuse.core.recipe import read_manifest
 from effuse.engines.flower import keys
 from effuse.engines.flower.errand import Terms
 from effuse.engines.flower.federation import Flower
@@ -31,7 +32,8 @@ class OneMachine(Flower):
     """Starts its own sites, each of which takes its share of the recipe's data."""
 
     def __init__(self, stage: Stage, link: SuperLink, place: Path) -> None:
-        super().__init__(stage, link, Terms())
+        name = read_manifest(stage.folder).get("name") or "recipe"  # as a site would be asked to allow it
+        super().__init__(stage, link, Terms(), str(name))
         self.superlink, self.place, self.folder = link, place, stage.folder
         self.device = stage.machines[0].device.type
         self.sites: list[subprocess.Popen[bytes]] = []

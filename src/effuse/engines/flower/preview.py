@@ -23,6 +23,7 @@ def what_leaves(site: Site, hello: Hello) -> list[str]:
     fed = Rehearsal(recipe.algorithm, [shard] * recipe.clients, **options)
     rehearse(recipe, fed, hollow_model(recipe))
     lines = [f"manifest {hello.name}@{hello.digest}", *(f"  {k}={v}" for k, v in hello.recipe.items())]
+    lines.append(f"client {site.client} would train on {site.counted(shard)}")
     lines.append(f"what would leave this site (client {site.client}, {len(shard)} images here) in {recipe.rounds} rounds:")
     for name, job in recipe.algorithm.jobs.items():
         if name != "draw" or recipe.algorithm.personal:

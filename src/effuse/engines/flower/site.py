@@ -69,6 +69,7 @@ class Site:
         with writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # state may hold models of this site's data alone
         self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
+        self.held_out = "" if data is None else f"; held out: {_held_out(data)}"
         self.worker: Worker | None = None
         self._threads = 1
 
@@ -136,6 +137,11 @@ class Site:
         refuse_model(recipe, train)
         return Shard.whole(train.to(self.device))
 
+    def counted(self, shard: Shard) -> str:
+        """The images that take part, by class, and how many do not: for whoever answers for them, and nobody else."""
+        classes = ", ".join(f"{name} {n:,}" for name, n in zip(shard.dataset.classes, shard.histogram))
+        return f"{len(shard):,} image{'s' * (len(shard) != 1)}: {classes}{self.held_out}"
+
     def _ready(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
         shard = self.shard(recipe, classes)
         machine = machines_for(recipe, self.device, len(shard))[0]
@@ -148,7 +154,7 @@ class Site:
             return Client(machine, recipe.rounds, k, shard)
 
         secret = b"" if recipe.reproducible else self._secret()
-        self.say(f"client {self.client} is ready with {len(shard)} images")
+        self.say(f"client {self.client} is ready with {self.counted(shard)}")
         return Worker(recipe.algorithm, recipe.seed, client, lambda k: kept, recipe.wire, secret)
 
     def _secret(self) -> bytes:
@@ -160,6 +166,14 @@ class Site:
                 with open(handle, "wb") as file:
                     file.write(secrets.token_bytes(32))
         return path.read_bytes()
+
+
+def _held_out(data: Source) -> str:
+    """How many images are left for the site's own testing; nobody is kept from training for want of them."""
+    try:
+        return f"{len(data.load('test')):,}"
+    except DataError as error:
+        return f"none that can be read ({error})"
 
 
 def refuse_images(recipe: Recipe, train: Dataset) -> None:

@@ -15,7 +15,7 @@ class Spool:
     def put(self, name: str, letter: Letter) -> None:
         """Keep an answer; nothing of it need survive a crash, since its order would be sent again."""
         with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a model of one client's data alone
             with open(self.folder / name, "wb") as file:
                 file.write(len(letter.head).to_bytes(8, "little"))
                 file.write(letter.head)

@@ -1,0 +1,99 @@
+"""A site's connection: what is tried again for as long as it takes, what for a moment, and what a site is told."""
+
+import contextlib
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from effuse.core.errors import FederationError
+from effuse.engines.flower import link
+from effuse.engines.flower.link import Link
+
+UNKNOWN, IN_USE, CUT = "unknown", "in use", "cut off"  # the key, or the line between one question and the next
+
+
+class Stop(Exception):
+    """The test has seen enough."""
+
+
+class Server:
+    """A SuperLink as flwr 1.41 answers a site that wants to be activated, turn by turn."""
+
+    def __init__(self, *turns) -> None:
+        self.turns, self.now, self.asked = list(turns), None, 0
+
+    def ActivateNode(self, request):  # noqa: N802
+        if request.heartbeat_interval:
+            if not self.turns:
+                raise Stop
+            self.now, self.asked = self.turns.pop(0), self.asked + 1
+        elif self.now == IN_USE:
+            raise refusal(400, 2003, "Invalid heartbeat interval.")
+        elif self.now == CUT:
+            raise httpx.ConnectError("nobody there")
+        raise self.now if isinstance(self.now, Exception) else refusal(412, 2004, "Failed to activate SuperNode.")
+
+    def DeactivateNode(self, request):  # noqa: N802
+        """Of a node that was there before; nothing to these tests."""
+
+
+def refusal(status: int, code: int, detail: str) -> httpx.HTTPStatusError:
+    response = httpx.Response(status, json={"code": code, "detail": detail}, request=httpx.Request("POST", "https://a"))
+    return httpx.HTTPStatusError("refused", request=response.request, response=response)
+
+
+@pytest.fixture
+def joined(tmp_path, monkeypatch):
+    """A site that joins, and what it says; patience is in hundredths of a second."""
+    monkeypatch.setattr(link, "AGAIN", 0.001)
+    monkeypatch.setattr(link, "STARTING", 0.05)
+
+    keys = SimpleNamespace(private=ec.generate_private_key(ec.SECP384R1()))
+
+    class Here:
+        folder, client, said = tmp_path, 1, []
+        say = said.append
+
+    def join(server: Server) -> list[str]:
+        monkeypatch.setattr(Link, "_connected", lambda self: contextlib.nullcontext(server))
+        Link(Here, "fed.example.org:8443", keys).run()
+
+    join.said = Here.said
+    Here.said.clear()
+    return join
+
+
+def test_a_key_that_the_server_does_not_know_is_told_in_words_and_at_once(joined):
+    """Flower says `412 {"code":2004}` of it for as long as one asks."""
+    server = Server(*[UNKNOWN] * 1000)
+    with pytest.raises(FederationError, match=r"^the server does not know this key; .*client 1 was shut out"):
+        joined(server)
+    assert joined.said == [
+        "no connection to fed.example.org:8443 (the server does not know this key); trying again for a moment"
+    ]
+    assert 1 < server.asked < 100  # it was asked more than once, since it might have just been started
+
+
+def test_a_server_that_has_just_started_soon_knows_its_keys(joined):
+    with pytest.raises(Stop):
+        joined(Server(httpx.ConnectError("refused"), UNKNOWN, UNKNOWN))
+
+
+def test_a_network_that_fails_is_no_refusal(joined, monkeypatch):
+    """Whatever breaks on the way, also between the two questions, says nothing about the key."""
+    monkeypatch.setattr(link, "STARTING", 0.0)
+    monkeypatch.setattr(link, "REFUSED", 0.0)
+    broken = [httpx.ConnectError("nobody there"), httpx.ConnectTimeout("too slow"), httpx.ReadTimeout("too slow"), CUT] * 20
+    with pytest.raises(Stop):
+        joined(Server(*broken))
+    assert all("trying again until there is one" in words and "key" not in words for words in joined.said)
+
+
+def test_a_key_that_is_in_use_is_told_so(joined, monkeypatch):
+    """After a site was killed its node counts as there for a while: that is waited for, and Flower's answer is the same 412."""
+    monkeypatch.setattr(link, "REFUSED", 0.05)
+    with pytest.raises(FederationError, match="refuses this node .*another process takes part with this key"):
+        joined(Server(*[IN_USE] * 1000))
+    assert len(joined.said) == 1 and "2004" not in joined.said[0] and "does not know" not in joined.said[0]
