@@ -6,7 +6,7 @@ import stat
 import pytest
 import torch
 from PIL import Image
-from toy import ADAM, ToyImages, toy_recipe
+from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedphd import FedPhD
 from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError
@@ -132,6 +132,20 @@ def test_a_sites_own_folder_is_trained_on_whole_and_nothing_of_its_path_is_in_th
     assert "private-scans" not in json.dumps(hello.recipe)
 
 
+def test_a_site_has_its_cores_for_itself_unless_bits_count(tmp_path, monkeypatch):
+    """Six threads and three clients are two for each of them in a simulation; this machine has seven."""
+    used: list[int] = []
+    still = ToyUnet(dropout=0.0)  # networks that draw inside do not train side by side
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    own = pictures(tmp_path / "scans", ["light", "dark"])
+    for name, data, reproducible in (("a", own, False), ("b", own, True), ("c", None, False)):
+        site = site_at(tmp_path / name, data=data)
+        site.enrol(hello_of(resolved(model=still, threads=6, reproducible=reproducible)))
+        monkeypatch.setattr(torch, "set_num_threads", used.append)
+        site.perform(encode(Order("train", 0, 0, 0, 0, None, None), Order), job_body(model=still))
+    assert used == [7, 2, 2]
+
+
 def test_labels_follow_the_names_of_classes_and_not_their_order(tmp_path):
     """This site has only `light` images, which are class 0 here and class 1 in the federation."""
     data = pictures(tmp_path / "pictures", ["light"]).load("train")
@@ -239,8 +253,8 @@ def test_the_server_is_not_told_of_files_or_data(tmp_path):
     assert "client folder its folder has no snapshot '2_0'" in site.admitted(missing.value)
 
 
-def job_body() -> bytes:
+def job_body(**changes) -> bytes:
     """A train order's message."""
-    recipe = resolved()
+    recipe = resolved(**changes)
     job = recipe.algorithm.jobs["train"]
     return encode(job.arguments(model=recipe.model.initial(Stream(("test",)))), job.arguments)

@@ -71,7 +71,7 @@ class Site:
         self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
         self.held_out = "" if data is None else f"; held out: {_held_out(data)}"
         self.worker: Worker | None = None
-        self._threads = 1
+        self._threads = self._cores = torch.get_num_threads()  # all of this machine's, or what OMP_NUM_THREADS says
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -145,7 +145,9 @@ class Site:
     def _ready(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
         shard = self.shard(recipe, classes)
         machine = machines_for(recipe, self.device, len(shard))[0]
-        self._threads = machine.threads or recipe.threads  # as in a simulation, where clients share them
+        # as in a simulation, where clients share them, if it is to end in the same bits; otherwise a site has its machine for itself
+        shared = recipe.reproducible or self.data is None
+        self._threads = (machine.threads or recipe.threads) if shared else self._cores
         kept = Snapshots(self.folder)
 
         def client(k: int) -> Client:
