@@ -16,7 +16,7 @@ def digest_of(monkeypatch, package: Path) -> str:
 
 
 def test_a_source_is_known_by_its_files(tmp_path, monkeypatch):
-    """The same files elsewhere are the same source, compiled leftovers or not; a comment more, or a file moved, is another."""
+    """The same files elsewhere are the same source, compiled leftovers or not; a comment more, or a file renamed (in its place of the order), is another."""
     here = digest_of(monkeypatch, Path(effuse.__file__).parent)
     copy = tmp_path / "elsewhere"
     shutil.copytree(Path(effuse.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -25,7 +25,7 @@ def test_a_source_is_known_by_its_files(tmp_path, monkeypatch):
     assert digest_of(monkeypatch, copy) == here and len(here) == 16
     (copy / "core" / "rng.py").write_text((copy / "core" / "rng.py").read_text() + "# more\n")
     commented = digest_of(monkeypatch, copy)
-    (copy / "core" / "rng.py").rename(copy / "core" / "chance.py")
+    (copy / "core" / "rng.py").rename(copy / "core" / "rng2.py")
     assert len({here, commented, digest_of(monkeypatch, copy)}) == 3
     source.cache_clear()
 
