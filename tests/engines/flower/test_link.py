@@ -1,6 +1,7 @@
 """A site's connection: what is tried again for as long as it takes, what for a moment, and what a site is told."""
 
 import contextlib
+import email.utils
 from types import SimpleNamespace
 
 import httpx
@@ -39,8 +40,9 @@ class Server:
         """Of a node that was there before; nothing to these tests."""
 
 
-def refusal(status: int, code: int, detail: str) -> httpx.HTTPStatusError:
-    response = httpx.Response(status, json={"code": code, "detail": detail}, request=httpx.Request("POST", "https://a"))
+def refusal(status: int, code: int | None, detail: str, **headers: str) -> httpx.HTTPStatusError:
+    told = {"detail": detail} if code is None else {"code": code, "detail": detail}
+    response = httpx.Response(status, json=told, headers=headers, request=httpx.Request("POST", "https://a"))
     return httpx.HTTPStatusError("refused", request=response.request, response=response)
 
 
@@ -97,3 +99,22 @@ def test_a_key_that_is_in_use_is_told_so(joined, monkeypatch):
     with pytest.raises(FederationError, match="refuses this node .*another process takes part with this key"):
         joined(Server(*[IN_USE] * 1000))
     assert len(joined.said) == 1 and "2004" not in joined.said[0] and "does not know" not in joined.said[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (60, "this machine's clock is 60 s ahead of the server's: set the clocks right"),
+        (-4000, "this machine's clock is 4,000 s behind the server's: set the clocks right"),
+        (None, "signature); set the clocks right"),
+    ],
+)
+def test_clocks_that_differ_are_told_apart_from_keys_that_do(joined, monkeypatch, seconds, words):
+    """Flower says `401 Invalid SuperNode authentication`; when its answer was sent, a server behind HTTP says too."""
+    monkeypatch.setattr(link, "REFUSED", 0.05)
+    monkeypatch.setattr(link.time, "time", lambda: 1_800_000_000.0)
+    date = {} if seconds is None else {"date": email.utils.formatdate(1_800_000_000 - seconds, usegmt=True)}
+    with pytest.raises(FederationError) as caught:
+        joined(Server(*[refusal(401, None, "Invalid SuperNode authentication", **date)] * 1000))
+    assert "does not accept this site's signature" in str(caught.value) and words in str(caught.value)
+    assert len(joined.said) == 1, "the same words every time, whatever the clock says meanwhile"

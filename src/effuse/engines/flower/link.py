@@ -1,6 +1,7 @@
 """A site's end of Flower: outbound requests only, no listening port, and no code that anybody sends is ever run."""
 
 import contextlib
+import email.utils
 import queue
 import threading
 import time
@@ -168,6 +169,9 @@ class Link:
             why = "another process takes part with this key, or did so until a moment ago"
         if self.keys is None:
             remedy = "join with the --keys that the operator sent"
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
+            why = "the server does not accept this site's signature"
+            remedy = f"{_apart(error.response)}set the clocks right, a request is good for five minutes"
         since = self._failing.setdefault(unknown, time.monotonic())
         if time.monotonic() - since > (STARTING if unknown else REFUSED):
             raise FederationError(f"{why if unknown else f'{self.address} refuses this node ({why})'}; {remedy}") from None
@@ -290,6 +294,15 @@ def _code(error: Exception) -> int | None:
     except (ValueError, LookupError, TypeError):
         return None
     return code if isinstance(code, int) else None
+
+
+def _apart(response: httpx.Response) -> str:
+    """How far this machine's clock is from the server's, as far as its answer tells."""
+    try:
+        ahead = time.time() - email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (LookupError, ValueError):
+        return ""
+    return f"this machine's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: "
 
 
 def _short(error: Exception) -> str:
