@@ -9,8 +9,10 @@ import torch
 from effuse.algorithms.centralised import Centralised
 from effuse.core.algorithm import Algorithm
 from effuse.core.errors import EffuseError
+from effuse.core.solvers import CosineDecay
 from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral
+from effuse.diffusion.schedules import Linear
 from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction, training
@@ -24,6 +26,7 @@ from effuse.recipes.feddiffuse.tuning import (
     CHOOSING,
     CHOSEN,
     FINALISTS,
+    HALVES,
     START,
     TUNED,
     centralised,
@@ -353,7 +356,10 @@ def test_samplers_share_one_training():
 
 def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():
     final = recipes_of("feddiffuse.ablation")
-    assert all(final[f"without-{part}-2023"] == tuned(part) for part in TUNED)
+    assert all(final[f"without-{part}-2023"] == tuned(part) for part in (*TUNED, *HALVES))
+    start, cosine = final["without-start-2023"], final["without-cosine-2023"]
+    assert start.algorithm.local.schedule == CosineDecay() and start.changed(TUNED["decay"]) == tuned(), "that and nothing else"
+    assert (cosine.task.target, cosine.task.schedule) == ("v", Linear()) and cosine.changed(["task.schedule=cosine()"]) == tuned()
     for setting, recipe in (("tuned", tuned()), ("plain", full()), ("centralised-tuned", centralised("tuned"))):
         assert all(final[f"{setting}-{seed}"] == recipe.changed([f"seed={seed}"]) for seed in (2023, 2024, 2025))
     assert final["centralised-plain-2023"] == centralised()

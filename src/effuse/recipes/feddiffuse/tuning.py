@@ -51,6 +51,11 @@ TUNED: dict[str, tuple[str, ...]] = {
     "batch": CHANGES["batch-64"],
     "velocity": CHANGES["v-cosine"],
 }
+# what takes the place of a half of the two parts that are pairs; velocity alone stays, since noise as target needs the linear schedule
+HALVES: dict[str, tuple[str, ...]] = {
+    "start": ("algorithm.local.schedule=cosine_decay()",),
+    "cosine": ("task.schedule=linear()",),
+}
 
 
 def with_change(names: Sequence[str], change: str) -> list[str]:
@@ -64,10 +69,11 @@ def with_change(names: Sequence[str], change: str) -> list[str]:
 
 
 def tuned(without: str = "") -> Recipe:
-    """FULL with the changes that `finalists` and `samplers` chose, or with all but one of them."""
-    if without and without not in TUNED:
-        raise RecipeError(f"feddiffuse.tuned: without={without!r} is no part of it; {nearest(without, TUNED)}")
-    return full().changed([setting for part, settings in TUNED.items() if part != without for setting in settings])
+    """FULL with the changes that `finalists` and `samplers` chose, or with all but one of them, or but a half of a pair."""
+    if without and without not in TUNED | HALVES:
+        raise RecipeError(f"feddiffuse.tuned: without={without!r} is no part of it; {nearest(without, TUNED | HALVES)}")
+    parts = [settings for part, settings in TUNED.items() if part != without]
+    return full().changed([*itertools.chain(*parts, HALVES.get(without, ()))])
 
 
 def centralised(tuning: Literal["plain", "tuned"] = "plain") -> Recipe:
@@ -158,7 +164,7 @@ def ablation() -> Table:
     """`feddiffuse.tuned`, each of its changes left out, plain FULL and the centralised baseline, at the paper's scale."""
     # the most telling first; neighbours of the same task share recordings
     places = [(setting, seed) for setting in ("tuned", "centralised-tuned", "plain") for seed in (2023, 2024, 2025)]
-    places += [(f"without-{part}", 2023) for part in TUNED] + [("centralised-plain", 2023)]
+    places += [(f"without-{part}", 2023) for part in (*TUNED, *HALVES)] + [("centralised-plain", 2023)]
     title = "FedDiffuse FULL, K=5, IID: better at the same communication, and what each change gives"
     scales = {"paper": Scale(), "smoke": _brief("reference=150")}
     cells = tuple(_ablated(*place) for place in places)
