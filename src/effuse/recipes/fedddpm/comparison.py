@@ -22,15 +22,26 @@ KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
     "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
     # rho matters less: with an alpha of 0.1, Adam drifts along the noise of Delta
     "mofedsam": ("algorithm.alpha", (0.1, 0.5, 0.9)),
-    "fedprox": ("algorithm.mu", (0.001, 0.01, 0.1)),
-    "localaug": ("algorithm.share", (0.05, 0.1, 0.2)),
-    "fedavg_ema": ("ema", (0.7, 0.8, 0.9)),
+    "fedprox": ("algorithm.mu", (0.0001, 0.001, 0.01, 0.1)),
+    "localaug": ("algorithm.share", (0.025, 0.05, 0.1, 0.2)),
+    "fedavg_ema": ("ema", (0.5, 0.7, 0.8, 0.9)),
     # the longer run may want a smaller step
     "fedavg_matched": ("algorithm.local.lr", (1e-4, 2e-4, 5e-4)),
     "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
 }
-# what `tuning` found best, by method; nothing yet: each has the value of its recipe
-TUNED: dict[str, int | float] = {}
+# what `tuning` found best, by method
+TUNED: dict[str, int | float] = {
+    "fedavg": 0.0002,
+    "fedddpm": 0.0001,
+    "plus": 20,
+    "scaffold": 1.0,
+    "mofedsam": 0.5,
+    "fedprox": 0.0001,
+    "localaug": 0.05,
+    "fedavg_ema": 0.5,
+    "fedavg_matched": 0.0002,
+    "centralised": 0.0005,
+}
 FIRST_TUNING_SEED = 100  # those from here on are never reported
 SMALL = ("evaluate.every=0", 'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train"), class_mix(n=200)]')
 # recorded, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
