@@ -272,6 +272,20 @@ def test_what_tuning_found_goes_into_the_comparison(tmp_path, monkeypatch):
     assert (of["mofedsam"].algorithm.alpha, of["fedavg"].ema, of["centralised"].algorithm.local.lr) == (0.5, 0.7, 1e-3)
 
 
+def test_a_warm_up_may_have_a_step_of_its_own(tmp_path, monkeypatch):
+    """It drifts from nobody, and FedAvg's step may be too small for it; nothing else follows it."""
+    monkeypatch.setattr("effuse.recipes.fedddpm.comparison.TUNED", {"fedavg": 3e-4})
+    name, table = find_table("fedddpm.comparison(seeds=[0], size=resized(warmup=48), warmup_rate=5e-4)")
+    assert "48 epochs of warm-up" in table.title and table.title.endswith("warm-up at 0.0005")
+    steps = {"local": 3e-4, "warmup": 5e-4}
+    for plan in Reproduction(name, table, tmp_path, "scaled").planned.values():
+        algorithm = plan.recipe.algorithm
+        if plan.cell.labels["method"] != "centralised":  # which takes the clients' steps elsewhere, at a rate of its own
+            assert all(getattr(algorithm, s).lr == lr for s, lr in steps.items() if hasattr(algorithm, s))
+        if plan.cell.labels["method"] in ("plus", "aux_only"):
+            assert algorithm.central.lr == 3e-4
+
+
 def test_the_comparison_can_be_resized(tmp_path):
     name = "fedddpm.comparison(seeds=[7], size=resized(rounds=20, clients=10, warmup=5, p=0.2, K=2), every=5, samples=1000)"
     table = find_table(name)[1]

@@ -55,22 +55,24 @@ def comparison(
     data: Data = "mnist",
     seeds: tuple[int, ...] = (0, 1, 2),
     size: Resized = AS_IT_IS,
+    warmup_rate: float | None = None,
     every: int = 10,
     samples: int = 10_000,
 ) -> Table:
-    """All methods and fair controls at the scaled size, which can be changed; looked at on the way with the first seed only."""
+    """All methods and fair controls at the scaled size, which can be changed, as can the warm-up's step, else that of all; looked at
+    on the way with the first seed only."""
     if any(seed >= FIRST_TUNING_SEED for seed in seeds):
         raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
     s = setting(data, "scaled", size)
     cells = [
         cell_of(
             method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}",
-            *_looks(s, method, every if seed == seeds[0] else 0, samples), *_tuned(s, method), size=size,
+            *_looks(s, method, every if seed == seeds[0] else 0, samples), *_tuned(s, method, warmup_rate), size=size,
         )
         for partition, method, seed in _most_telling_first(seeds)
     ]  # fmt: skip
     also = ("fid_ema", "fid_auxiliary", "fid_pooled", "class_mix", "class_mix_pooled")
-    title = f"FedDDPM and rivals on {data}, {_told(s)}"
+    title = f"FedDDPM and rivals on {data}, {_told(s)}{'' if warmup_rate is None else f', warm-up at {warmup_rate:g}'}"
     return Table(title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=also, scales=SCALES)
 
 
@@ -133,16 +135,16 @@ def _metrics(samples: int) -> str:
     return f'[fid(n={samples}, split="train"), class_mix(n={samples})]'
 
 
-def _tuned(s: Setting, method: str) -> list[str]:
+def _tuned(s: Setting, method: str, warmup_rate: float | None) -> list[str]:
     """A method as `tuning` left it."""
     own = [f"{KNOBS[method][0]}={TUNED[method]:g}"] if method in TUNED else []
     average = [f"ema={TUNED.get('fedavg_ema', AVERAGE)}"] if method == "fedavg" else []
-    return [*_rates(method, TUNED.get("fedavg", s.zeta)), *own, *average]
+    return [*_rates(method, TUNED.get("fedavg", s.zeta), warmup_rate), *own, *average]
 
 
-def _rates(method: str, rate: float) -> list[str]:
-    """One step for all: of clients, of their warm-up, and of a server that takes the clients' step."""
-    solvers = ["local"] if method != "aux_only" else []
-    solvers += ["warmup"] if method in SYNTHETIC else []
-    solvers += ["central"] if method in ("plus", "aux_only") else []
-    return [f"algorithm.{solver}.lr={rate}" for solver in solvers]
+def _rates(method: str, rate: float, warmup_rate: float | None = None) -> list[str]:
+    """One step for all: of clients, of their warm-up unless it is given, and of a server that takes the clients' step."""
+    solvers = {} if method == "aux_only" else {"local": rate}
+    solvers |= {"warmup": warmup_rate or rate} if method in SYNTHETIC else {}
+    solvers |= {"central": rate} if method in ("plus", "aux_only") else {}
+    return [f"algorithm.{solver}.lr={lr}" for solver, lr in solvers.items()]
