@@ -163,6 +163,7 @@ def test_localaug_sends_each_client_a_share_and_charges_it(tmp_path):
     sharing = next(r for r in ledger["per_round"] if r["phase"] == "sharing")
     # two images of a byte for each of two clients: no label, where a model knows none, and not whose model drew it
     assert sharing["bytes"] == {"up": 0, "down": 4, "total": 4} and sharing["parameters"]["total"] == 0
+    assert ledger["per_round"][-1]["bytes"] == {"up": 8, "down": 8, "total": 16}, "a share is sent once; then models alone"
     assert phases(tmp_path / "run") == ["warm-up", "synthesis", "sharing", "federate"]
 
 
@@ -239,6 +240,15 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
     assert ledger["per_round"][-1] == longest[-1] and longest[-1]["bytes"]["total"] == 0
 
 
+def test_the_rhythm_of_the_test_counts_federated_rounds(tmp_path, monkeypatch):
+    """Every third of four: the first and the last. After a warm-up and a synthesis they are rounds 2 and 5 of the run, and it is
+    round 3, the second federated one, that three would divide."""
+    scripted(monkeypatch, 10.0, 5.0)
+    trained(one_weight_recipe(plus(test=QuickTest(every=3, encoder=Pixels())), rounds=4), tmp_path)
+    federated = [record.get("noted") for record in RunFolder(tmp_path).records() if record["phase"] == "federate"]
+    assert [noted and noted["quick_test"]["score"] for noted in federated] == [10.0, None, None, 5.0]
+
+
 def test_the_check_says_that_a_run_may_be_shorter():
     predicted = check(toy_recipe(algorithm=ALGORITHMS["fedddpm+"]))["traffic"]
     reason = "the longest run is shown: its quick test may end the federated rounds earlier"
@@ -309,6 +319,13 @@ def test_all_leading_components_leave_the_distance_alone():
         basis, reference = leading(y, components)
         assert basis.shape == (5, components or 5)
         assert (frechet(moments(x @ basis), reference) == pytest.approx(plain)) == same
+
+
+def test_a_leading_component_is_where_the_reference_varies_most():
+    """1, -1 on one axis and 3, -3 on the other, of four points: variances 2/3 and 18/3, so the second axis leads."""
+    y = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
+    basis, reference = leading(y, 1)
+    assert basis.abs().flatten().tolist() == pytest.approx([0.0, 1.0]) and reference.covariance.item() == pytest.approx(6.0)
 
 
 def test_a_classifier_needs_labelled_images():

@@ -4,9 +4,11 @@ import json
 
 import pytest
 from hand import one_weight_recipe, trained
+from toy import ToyImages, ToyUnet
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.mofedsam import MoFedSAM
+from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, ExponentialDecay
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
@@ -48,6 +50,23 @@ def test_a_server_step_of_its_own(tmp_path):
     assert direction(tmp_path) == pytest.approx(-0.55)
 
 
+def test_a_longer_server_step_begins_at_the_model(tmp_path):
+    """eta_g = 2 goes twice as far in round 1 above, to .275; Delta -.55.
+
+    Client 0: uphill .175, g = -1.65, v = (-1.65 - .55) / 2 = -1.1, y = .55. Client 1: uphill .375, g = 2.75, v = 1.1, y = 0. By
+    size .4125; .275 + 2 (.4125 - .275) = .55, Delta = -.1375 / (1/4).
+    """
+    assert trained(one_weight_recipe(MoFedSAM(local=STEP, alpha=0.5, eta_g=2.0), rounds=2), tmp_path) == pytest.approx(0.55)
+    assert direction(tmp_path) == pytest.approx(-0.55)
+
+
+def test_the_direction_begins_at_nought():
+    """Whatever the weights are; the one weight above begins at nought itself."""
+    model = ToyUnet().resolved(ToyImages().load("train").shape).initial(Stream((1,)))
+    begun = MoFedSAM(local=STEP).setup(model, None)
+    assert begun.delta.norm() == 0 < begun.model.params.norm() and begun.delta.keys() == model.params.keys()
+
+
 def test_the_rate_in_the_direction_is_the_rounds_own(tmp_path):
     """Rate 1/4 then 1/8, alpha 1, hardly any rho: the direction is the mean gradient, in both rounds.
 
@@ -72,6 +91,15 @@ def test_adam_broadcasts_the_mean_perturbed_gradient(tmp_path):
     """One step from 0: g = -2.2 and 2.2, by size -1.1, whatever alpha and Adam make of it."""
     trained(one_weight_recipe(MoFedSAM(local=Adam(lr=0.1, batch=4, steps=1), alpha=0.5, rho=0.1)), tmp_path)
     assert direction(tmp_path) == pytest.approx(-1.1)
+
+
+@pytest.mark.parametrize(
+    ("solver", "momentum", "delta"), [(STEP, "gradients", -1.1), (Adam(lr=0.1, batch=4, steps=1), "update", -0.5)]
+)
+def test_what_the_direction_is_made_of_can_be_chosen(solver, momentum, delta, tmp_path):
+    """From 0, g = -2.2 and 2.2: by size -1.1 under SGD too. Adam's first step is its rate, to .1 and -.1: by size -.05 / .1."""
+    trained(one_weight_recipe(MoFedSAM(local=solver, alpha=0.5, rho=0.1, momentum=momentum)), tmp_path)
+    assert direction(tmp_path) == pytest.approx(delta)
 
 
 def test_sgd_with_momentum_broadcasts_gradients_too(tmp_path):

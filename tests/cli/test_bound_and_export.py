@@ -7,6 +7,7 @@ import pytest
 from toy import ALGORITHMS
 
 from effuse.diffusion.samplers import Ddim
+from effuse.metrics.bound import Bound
 
 
 def test_the_bound_as_numbers(effuse):
@@ -19,6 +20,33 @@ def test_the_bound_as_numbers(effuse):
         report["steps"]["zeta"] == pytest.approx(1 / (2 * 15 * 20))
         and report["steps"]["zeta"] < report["admissible"]["zeta"]
     )
+
+
+def test_every_option_reaches_the_bound(effuse):
+    """All different, so that none can stand for another; left out, they are MNIST's setting: 15 local steps, 47 at the server."""
+    sizes = {"K": 2, "E": 3, "T": 500, "n": 4, "N": 9}
+    given = {"L": 1.5, "sigma_l": 0.1, "sigma_g": 0.2, "sigma_s": 0.3, "gap": 0.4, **sizes, "zeta": 0.01, "eta": 0.02}
+    line = " ".join(f"{'-' if len(k) == 1 else '--'}{k.replace('_', '-')} {v}" for k, v in given.items())
+    report = effuse(f"bound fedddpm {line} --json").json
+    assert report["given"] == given and report["bound"] == pytest.approx(Bound(**given).total())
+    unsaid = dict.fromkeys(("L", "sigma_l", "sigma_g", "sigma_s", "gap"), 1.0) | dict.fromkeys(("zeta", "eta"))
+    assert effuse("bound fedddpm --json").json["given"] == unsaid | {"K": 15, "E": 47, "T": 400, "n": 15, "N": 100}
+
+
+def test_the_plot_has_every_number_of_rounds_its_own_bound(effuse, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn, plot = {}, Axes.plot
+
+    def noted(axes, x, y, **style):
+        drawn[style["label"]] = dict(zip(x, y))
+        return plot(axes, x, y, **style)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    assert effuse("bound fedddpm -K 5 -E 5 -T 600 --plot bound.png").code == 0
+    for T in (64, 600, 1024):
+        bound = Bound(K=5, E=5, T=T, n=15, N=100)
+        assert {name: curve[T] for name, curve in drawn.items()} == pytest.approx(bound.terms() | {"bound": bound.total()})
 
 
 def test_the_bound_for_a_reader_with_a_plot(effuse, tmp_path):

@@ -5,9 +5,11 @@ import torch
 from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedddpm import FedDDPM
+from effuse.algorithms.localaug import LocalAug
 from effuse.core.data import Dataset, Shard
 from effuse.core.machine import Eager
 from effuse.core.rng import Stream
+from effuse.core.solvers import Adam
 from effuse.core.spec import spec
 from effuse.core.workbench import Workbench
 from effuse.data.dirichlet import QuantitySkew
@@ -51,6 +53,14 @@ def test_batches_are_drawn_whole_so_that_the_first_images_do_not_depend_on_how_m
     assert five.pixels.dtype == torch.uint8 and five.origin.tolist() == [7] * 5 and five.labels.tolist() == [0] * 5
 
 
+def test_no_two_clients_images_come_of_the_same_noise():
+    """One model in the place of two clients': all of their images differ. The same place in another run draws the same again."""
+    model, place = ToyUnet().resolved(ToyImages().load("train").shape).initial(Stream((1,))), bench()
+    first, second = (synthesised(place, k, model, 4, Ddim(steps=2, batch=4)) for k in (0, 1))
+    assert not any(torch.equal(a, b) for a, b in zip(first.pixels, second.pixels))
+    assert torch.equal(first.pixels, synthesised(bench(), 0, model, 4, Ddim(steps=2, batch=4)).pixels)
+
+
 def test_a_conditional_model_draws_its_clients_classes():
     data = ToyImages(side=8).load("train")
     arch = Unet(widths=(8, 8), layers=1, attention=(), middle_attention=False, groups=8, conditional=True)
@@ -67,6 +77,15 @@ def test_sets_are_joined_in_order():
     both = together([synthetic(1, 2), synthetic(3, client=4)])
     assert both.pixels.flatten().tolist() == [1, 2, 3] and both.origin.tolist() == [0, 0, 4]
     assert both.rows(torch.tensor([2, 0])).pixels.flatten().tolist() == [3, 1]
+
+
+def test_labels_and_origins_go_with_their_images():
+    """Images 1, 2 and 3 of classes 0, 1 and 1 by clients 5, 6 and 7; the third and the first of them, and as training data."""
+    pixels = torch.tensor([1, 2, 3], dtype=torch.uint8).view(3, 1, 1, 1)
+    some = Synthetic(pixels, torch.tensor([0, 1, 1]), torch.tensor([5, 6, 7])).rows(torch.tensor([2, 0]))
+    assert some.labels.tolist() == [1, 0] and some.origin.tolist() == [7, 5]
+    data = some.shard(2, torch.device("cpu")).dataset
+    assert data.images.flatten().tolist() == [3, 1] and data.labels.tolist() == [1, 0] and data.classes == ("0", "1")
 
 
 def test_images_are_what_was_stored():
@@ -97,6 +116,20 @@ def test_every_client_gives_in_proportion_and_at_least_one(tmp_path):
     assert torch.bincount(origin).tolist() == [17, 2, 1]
 
 
+def test_every_warm_up_begins_with_weights_of_its_own(tmp_path, monkeypatch):
+    """Steps that move nothing: what three clients upload is what they began with, and that is three different models."""
+    begun = []
+
+    def noted(bench, client, model, *rest):
+        begun.append(model.params.digest())
+        return synthesised(bench, client, model, *rest)
+
+    monkeypatch.setattr("effuse.diffusion.synthesis.synthesised", noted)
+    algorithm = FedDDPM(warmup=Adam(lr=1e-30, batch=8, steps=1), local=ADAM, central=ADAM, sampler=Ddim(steps=2, batch=4))
+    run(toy_recipe(algorithm=algorithm, rounds=1), tmp_path / "run")
+    assert len(begun) == len(set(begun)) == 3
+
+
 @spec
 class ToldUnet(ToyUnet):
     """A toy that is told classes."""
@@ -123,3 +156,25 @@ def test_a_run_draws_every_clients_classes(tmp_path):
     drawn = [torch.bincount(A.labels[A.origin == k], minlength=2).tolist() for k in range(3)]
     assert sorted(zip(map(list, held), drawn)) == [([0, 66], [0, 33]), ([33, 34], [17, 17]), ([67, 0], [34, 0])]
     assert torch.equal(A.pixels.flatten(1), (255 * A.labels).to(torch.uint8)[:, None].expand(-1, 16))
+
+
+def test_a_share_keeps_the_labels_of_its_images(tmp_path, monkeypatch):
+    """A as above, 34 + 34 + 33 = 101 images of 16 bytes with labels of 8, is dealt out shuffled: 101 x 24 = 2,424 bytes down.
+
+    Those that a client trains on show their labels, and are of both classes, while two of the three have one class of their own.
+    """
+    seen = []
+
+    def noted(shard, pixels, labels):
+        seen.append((joined(shard, pixels, labels), len(pixels)))
+        return seen[-1][0]
+
+    monkeypatch.setattr("effuse.algorithms.localaug.joined", noted)
+    algorithm = LocalAug(warmup=ADAM, local=ADAM, sampler=LabelSampler(steps=2, batch=4), share=0.5)
+    recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1)
+    run(recipe, tmp_path / "run")
+    sharing = next(r for r in RunFolder(tmp_path / "run").records() if r["phase"] == "sharing")
+    assert sharing["traffic"]["bytes"]["down"] == 2424 and sorted(n for _, n in seen) == [33, 34, 34]
+    for shard, n in seen:
+        images, labels = shard.dataset.images[-n:, 0, 0, 0], shard.dataset.labels[-n:]
+        assert torch.equal(images, (255 * labels).to(torch.uint8)) and set(labels.tolist()) == {0, 1}

@@ -52,6 +52,12 @@ def test_sampling_by_hand():
     assert bound.terms()["client sampling"] == pytest.approx(0.0242 / (0.2 * 0.351))
 
 
+def test_one_client_alone_is_no_sample():
+    """n = N = 1: nobody is drawn, C = .5 - .09 as with everybody, and nothing is added for who takes part."""
+    bound = Bound(T=25, n=1, N=1)
+    assert bound.constant() == pytest.approx(0.41) and bound.noise()["client sampling"] == 0.0
+
+
 def test_every_factor_by_hand():
     """L = 2, K = 2, E = 3, n = 2 of 4 (sampling 1/6), zeta = .025, eta = .05, sigmas 2, 3 and 4, T = 10, gap 7.
 

@@ -206,6 +206,29 @@ def test_the_fid_tables_have_every_printed_cell():
     assert necessity["aux_only-mnist-shard"] == 4.204 and necessity["fedddpm-cifar100-dir0.3"] == 17.139
 
 
+def test_no_two_printed_numbers_have_changed_places():
+    """Each times its place, from 1 to 36, row by row: two that were exchanged would leave their sum alone."""
+    for name, total in (("table1", 1684.157), ("table2", 16363.94), ("table3", 18017.154)):
+        printed = [c.printed for c in find_table(f"fedddpm.{name}")[1].cells]
+        assert sum(place * number for place, number in enumerate(printed, 1)) == pytest.approx(total, abs=1e-6)
+
+
+def test_the_necessity_test_prints_what_the_fid_tables_do():
+    """FedAvg and FedDDPM stand in both, with 15 % a round; the auxiliary set alone stands here only."""
+    tables = {"mnist": "table1", "cifar10": "table2", "cifar100": "table3"}
+    for data, partition, alone in (("mnist", "shard", 4.204), ("cifar10", "dir0.1", 47.332), ("cifar100", "dir0.3", 49.434)):
+        known = {c.name: c.printed for c in find_table(f"fedddpm.{tables[data]}")[1].cells}
+        found = {c.labels["method"]: c.printed for c in find_table("fedddpm.necessity")[1].cells if c.labels["data"] == data}
+        assert found == {"aux_only": alone} | {m: known[f"{m}-{partition}-15"] for m in ("fedavg", "fedddpm")}
+
+
+def test_a_cell_trains_on_the_data_of_its_table(tmp_path):
+    for table, data in (("table1", "mnist()"), ("table2", "cifar10()"), ("table3", "cifar100()")):
+        assert {str(p.recipe.data) for p in Reproduction(*find_table(f"fedddpm.{table}"), tmp_path).planned.values()} == {data}
+    for plan in Reproduction(*find_table("fedddpm.necessity"), tmp_path).planned.values():
+        assert str(plan.recipe.data) == f"{plan.cell.labels['data']}()"
+
+
 def test_a_dirichlet_cell_has_the_beta_of_its_name(tmp_path):
     found = set()
     for table in ("table1", "table2", "table3", "necessity", "comparison"):
