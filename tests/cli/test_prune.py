@@ -1,6 +1,7 @@
 """`effuse prune` on a finished run: what it reports, what it leaves, and that the smaller model goes on."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,16 @@ def test_the_pruned_model_trains_on(effuse, finished, tmp_path):
         f"run {finished}/manifest.json --set 'model=from_pretrained(\"{out}/model\")' --rounds 1 --out {again}"
     ).code
     assert code == 0 and load(again).model.arch == load(out).model.arch
+
+
+@pytest.mark.parametrize("where", [".", "samples/.."])
+def test_a_run_that_one_stands_in(where, effuse, finished, monkeypatch):
+    """The new folder is beside it, under its name, as from elsewhere."""
+    monkeypatch.chdir(finished)
+    out = Path(effuse(f"prune {where} --ratio 0.4 --json").json["out"]).resolve()
+    assert out == finished.with_name("run-pruned-0.4") and load(out).model.params.numel > 0
+    assert json.loads((out / "manifest.json").read_text())["name"] == "run, pruned"
+    shutil.rmtree(out)
 
 
 def test_a_table_for_a_reader(effuse, finished, tmp_path):
