@@ -55,7 +55,10 @@ def test_it_reports_both_and_leaves_a_run_that_opens(effuse, finished):
     assert before["metrics"].keys() == after["metrics"].keys() and len(before["metrics"]) > 0
     assert (out / "samples" / "before.png").exists() and (out / "samples" / "after.png").exists()
     assert json.loads((out / "prune.json").read_text()) == report
-    was, now = (json.loads((folder / "result.json").read_text())["figures"] for folder in (finished, out))
+    result = json.loads((out / "result.json").read_text())
+    assert (result["weights_sha256"], result["parameters"]) == (small.model.params.digest(), after["parameters"])
+    assert result["metrics"] == after["metrics"]
+    was, now = json.loads((finished / "result.json").read_text())["figures"], result["figures"]
     left = {"parameters_m": after["parameters"] / 1e6, "gmacs": after["layer_macs"] / 1e9}
     assert now == was | left and was["symmetric_cost"] > 0, "what was sent remains sent"
     assert (was["parameters_m"], was["gmacs"]) == (before["parameters"] / 1e6, before["layer_macs"] / 1e9)
@@ -86,6 +89,20 @@ def test_the_average_is_pruned_where_it_is_asked_for(effuse, averaged, tmp_path)
         assert effuse(f"prune {averaged} --ratio 0.5 {option} --out {out} --quiet").code == 0
         assert weights(out) == prune(load(averaged, ema=ema).model, 0.5, "norm", Stream(("any",))).params.digest()
     assert weights(tmp_path / "small") != weights(tmp_path / "small--ema")
+
+
+def test_other_metrics_and_another_sampler_for_both(effuse, finished, tmp_path):
+    """FID instead of the recipe's diversity, of images drawn in two steps, as the recipe says, and in five."""
+    command = f"prune {finished} --ratio 0.5 --metrics '[fid(n=4, encoder=pixels(side=2))]' --json"
+    plain, asked = (
+        effuse(f"{command} --out {tmp_path}/{out} {more}").json
+        for more, out in (("", "plain"), ("--set sampler.steps=5", "asked"))
+    )
+    for side in ("before", "after"):
+        two, five = plain[side]["metrics"], asked[side]["metrics"]
+        assert two.keys() == five.keys() == {"fid_pixels"} and two["fid_pixels"]["value"] != five["fid_pixels"]["value"]
+    recipe = load(tmp_path / "asked").recipe
+    assert recipe.sampler.steps == 5 and recipe.evaluate.metrics == (FID(n=4, encoder=Pixels(side=2)),)
 
 
 def test_a_seed_chooses_the_channels(effuse, averaged, tmp_path):
