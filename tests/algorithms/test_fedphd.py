@@ -18,7 +18,7 @@ from effuse.core.model import Model
 from effuse.core.params import Buffers, Params
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
-from effuse.core.solvers import SGD
+from effuse.core.solvers import SGD, Fit
 from effuse.core.spec import Spec, build, parse, spec
 from effuse.core.workbench import Client
 from effuse.diffusion.samplers import Ancestral
@@ -110,6 +110,17 @@ def test_a_random_choice_heeds_nothing():
         assert found == pytest.approx(expected, abs=0.07)
 
 
+def test_choice_and_weights_are_taken_away_one_by_one():
+    """Weights by size leave the choice to Eq. 25: with a=0 all three edges would be at nought, and a third each. A random choice
+    leaves the weights: 2500 + 15000 * 1.367544 = 23013.167, where size alone is 2500.
+    """
+    full, empty = images(*range(10), n=90_000), np.zeros(10)
+    by_size, at_random = FedPhD(local=STEP, edges=3, weights="size"), FedPhD(local=STEP, selection="random")
+    assert first_choices(by_size, images(0, 1), full, empty, full).tolist() == [0, 1, 0]
+    assert by_size._weight(images(0, 1), 1.0) == 2500
+    assert at_random._weight(images(0, 1), 1.0) == pytest.approx(23_013.167, abs=1e-3)
+
+
 def test_a_known_target_takes_the_place_of_the_uniform_one(tmp_path):
     """All white is wanted, q_u = (1, 0). Weights at an edge: mu is 2 for client 0 and 2 - sqrt 2 for client 1, so 3 + 20 against
     1 + 5.857864, (23 - 6.857864) / 29.857864 = 0.540633. The choice of four white images, a=10, b=-14: an edge of four
@@ -190,6 +201,7 @@ def test_the_weights_at_an_edge(tmp_path):
     assert trained(one_weight_recipe(by_hand()), tmp_path / "a") == pytest.approx(expected, rel=1e-6)
     assert trained(one_weight_recipe(by_hand(weights="size")), tmp_path / "b") == 0.5
     assert trained(one_weight_recipe(by_hand(b=-14.5)), tmp_path / "c") == 1.0, "1 + 12.93 - 14.5 < 0: ReLU drops client 1"
+    assert rounds_of(tmp_path / "c")[0]["noted"]["n_e"] == [3 + 1], "Eq. 19 adds up the images of all who trained there"
     assert trained(one_weight_recipe(by_hand(b=-99.0)), tmp_path / "d") == 0.0, "ReLU leaves nobody: alike"
     shares = np.array([3 / 4 + 10 * MU, 1 / 4 + 10 * MU])
     found = trained(one_weight_recipe(by_hand(normalised=True)), tmp_path / "e")
@@ -210,10 +222,13 @@ def chosen(**options) -> HandChosen:
 
 
 def test_the_weights_in_the_cloud(tmp_path):
-    """One client an edge: each edge's model is its client's, 1 and -1, and the cloud weighs 3 + 12.93 against 1 + 12.93."""
+    """One client an edge: each edge's model is its client's, 1 and -1, and the cloud weighs 3 + 12.93 against 1 + 12.93; in
+    shares of all four images 0.75 + 12.93 against 0.25 + 12.93, 0.5 / 26.857864 = 0.018617.
+    """
     w = np.array([3 + 10 * MU, 1 + 10 * MU])
     assert trained(one_weight_recipe(chosen()), tmp_path / "a") == pytest.approx((w[0] - w[1]) / w.sum(), rel=1e-6)
     assert trained(one_weight_recipe(chosen(weights="size")), tmp_path / "b") == 0.5
+    assert trained(one_weight_recipe(chosen(normalised=True)), tmp_path / "c") == pytest.approx(0.018617, abs=1e-6)
 
 
 def test_relu_is_taken_edge_by_edge(tmp_path):
@@ -276,6 +291,16 @@ def test_clients_are_shown_the_edges_and_choose_by_what_they_told(tmp_path, opti
     assert {*at[::2]} == {0, 1}, "in the first round of a cycle both edges are empty"
 
 
+def test_what_waits_at_an_edge_is_not_shown(tmp_path):
+    """As above with b=5, but edges aggregate at a cycle's end: in its second round they are shown empty still, 5 - 3 = 2 at both,
+    and client 0 stays as well as it goes; if what waits counted, it would change edge in all of eight cycles.
+    """
+    algorithm = FedPhD(local=STEP, cohort=None, r_e=2, r_g=2, variant="none", a=0.0, b=5.0)
+    run(one_weight_recipe(algorithm, rounds=16), tmp_path / "run")
+    at = [x["noted"]["edges"]["0"] for x in rounds_of(tmp_path / "run")]
+    assert {first == second for first, second in zip(at[::2], at[1::2])} == {True, False}
+
+
 def test_a_cycle_of_two_rounds(tmp_path):
     """r_g=2, half steps: edge 0 goes 0, 0.5, 0.75, edge 1 0, -0.5, -0.75; by size (3 * 0.75 - 0.75) / 4 = 0.375. An edge counts its
     client twice, so n_e = 6 and 2, and starts at nought in the next cycle.
@@ -314,6 +339,32 @@ def test_the_regulariser():
     given = {"lambda_g": {"w": torch.tensor([[0.1], [0.0]])}}
     found = sparsifying({"w": torch.ones(2, 2)}, {"w": torch.full((2, 2), 3.0)}, given)
     assert found["w"].flatten().tolist() == pytest.approx([1.6, 1.6, 1.0, 1.0])
+
+
+def test_clients_regularise_by_lambda_0():
+    """lambda_0 = 1/4, and Q counts as 1 in both groups of three layers: 1/4 for the first layer, 1/2 for the middle one, which
+    is in both. After the cut nothing is given.
+    """
+    model = ToyUnet().resolved(Shape(4, 1, 2)).initial(Stream((0,)))
+    told = []
+
+    class Bench:
+        data = None
+
+        def load(self, theta):
+            return theta
+
+        def fit(self, net, solver, data, **how):
+            told.append(how)
+            return Fit(1, 1, 0.0)
+
+        unload = load
+
+    for sparse in (True, False):
+        FedPhD(local=ADAM, lambda_0=0.25).train(Bench(), model, sparse)
+    given = told[0]["given"]["lambda_g"]
+    assert [given[k].unique().tolist() for k in ("down.weight", "middle.weight")] == [[0.25], [0.5]]
+    assert told[0]["direction"] is sparsifying and told[1] == {}
 
 
 def test_sparse_training_shrinks_what_will_be_cut(tmp_path):
@@ -475,16 +526,10 @@ def test_the_next_best_is_the_next_likely():
 
 
 def test_edges_that_are_equally_likely_follow_by_lot():
-    """Three edges at random: all six orders come up, and so no edge is everybody's second choice."""
-
-    class Site:
-        state = {"told": type("Kept", (), {"counts": (1.0, 0.0)})}
-
-        def __init__(self, seed):
-            self.stream = lambda purpose: Stream((seed, purpose))
-
+    """The same edges at random: all six orders come up, whatever Eq. 25 says, and so no edge is everybody's second choice."""
+    q = torch.tensor(np.array([images(0, 1, n=10_000), np.zeros(10), images(0, 1)]))
     algorithm = FedPhD(local=STEP, edges=3, selection="random")
-    assert len({algorithm.choose(Site(seed), torch.zeros(3, 2), 1.0).edges for seed in range(60)}) == 6
+    assert len({algorithm.choose(Site(images(0, 1), seed), q, 1.0).edges for seed in range(60)}) == 6
 
 
 def test_a_wanted_distribution_has_a_share_for_every_class():

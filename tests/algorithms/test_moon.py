@@ -14,8 +14,9 @@ from effuse.core.algorithm import on_client
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
 from effuse.core.model import Model
+from effuse.core.params import Buffers, Params
 from effuse.core.recipe import Evaluate
-from effuse.core.solvers import SGD
+from effuse.core.solvers import SGD, Fit
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Net
 from effuse.core.workbench import Client
@@ -80,6 +81,38 @@ def test_equal_models_give_ln_2_and_a_gradient_of_nought():
 def test_the_gradient_by_hand():
     """z = (1, 0), global (0, 1), previous (0, -1): d(far - near)/dz_2 = (-1 - 1) / T = -4, and softplus'(0) = 1/2: -2."""
     assert contrast([0.0, 1.0], [0.0, -1.0])[2] == pytest.approx([0.0, -2.0], abs=1e-6)
+
+
+class Bench:
+    """A client whose training is one look at an image of class 0 and a pixel of 0, and leaves the network as it was."""
+
+    size, data = 1, None
+
+    def __init__(self, prev: Params) -> None:
+        self.state = {"prev": prev}
+
+    def load(self, model: Model) -> Net:
+        net = Direction()
+        net.load_state_dict(dict(model.params))
+        return Net(net)
+
+    def fit(self, net, solver, data, loss, given) -> Fit:
+        batch = Batch(torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.int64), Classify())
+        total, noted = loss(net, batch, given)
+        return Fit(1, 1, total.item(), noted=noted.item())
+
+    def unload(self, net: Net) -> Model:
+        return Model(Cnn(), Params({"z": net.params["z"].detach()}), Buffers({}))
+
+
+def test_a_client_is_drawn_to_what_it_received_and_from_what_it_kept():
+    """It starts at the received (3, 0), cos 1, and kept (0, 5), cos 0; T=1, mu=10: ln(1 + e^-1) = 0.313262, and in all ln 2 +
+    3.132617. Were the two exchanged it would be ln(1 + e) = 1.313262, at the default T ln(1 + e^-2).
+    """
+    received, kept = (Params({"z": torch.tensor(z)}) for z in ([3.0, 0.0], [0.0, 5.0]))
+    update = Moon(local=ADAM, mu=10.0, T=1.0).train(Bench(kept), Model(Cnn(), received, Buffers({})))
+    assert update.contrast == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6) == pytest.approx(0.313262, abs=1e-6)
+    assert update.loss == pytest.approx(math.log(2) + 10 * update.contrast, rel=1e-6)
 
 
 def test_padding_does_not_count():

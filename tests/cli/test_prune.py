@@ -1,6 +1,7 @@
 """`effuse prune` on a finished run: what it reports, what it leaves, and that the smaller model goes on."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,10 @@ def test_it_reports_both_and_leaves_a_run_that_opens(effuse, finished):
     assert before["metrics"].keys() == after["metrics"].keys() and len(before["metrics"]) > 0
     assert (out / "samples" / "before.png").exists() and (out / "samples" / "after.png").exists()
     assert json.loads((out / "prune.json").read_text()) == report
-    was, now = (json.loads((folder / "result.json").read_text())["figures"] for folder in (finished, out))
+    result = json.loads((out / "result.json").read_text())
+    assert (result["weights_sha256"], result["parameters"]) == (small.model.params.digest(), after["parameters"])
+    assert result["metrics"] == after["metrics"]
+    was, now = json.loads((finished / "result.json").read_text())["figures"], result["figures"]
     left = {"parameters_m": after["parameters"] / 1e6, "gmacs": after["layer_macs"] / 1e9}
     assert now == was | left and was["symmetric_cost"] > 0, "what was sent remains sent"
     assert (was["parameters_m"], was["gmacs"]) == (before["parameters"] / 1e6, before["layer_macs"] / 1e9)
@@ -87,6 +91,20 @@ def test_the_average_is_pruned_where_it_is_asked_for(effuse, averaged, tmp_path)
     assert weights(tmp_path / "small") != weights(tmp_path / "small--ema")
 
 
+def test_other_metrics_and_another_sampler_for_both(effuse, finished, tmp_path):
+    """FID instead of the recipe's diversity, of images drawn in two steps, as the recipe says, and in five."""
+    command = f"prune {finished} --ratio 0.5 --metrics '[fid(n=4, encoder=pixels(side=2))]' --json"
+    plain, asked = (
+        effuse(f"{command} --out {tmp_path}/{out} {more}").json
+        for more, out in (("", "plain"), ("--set sampler.steps=5", "asked"))
+    )
+    for side in ("before", "after"):
+        two, five = plain[side]["metrics"], asked[side]["metrics"]
+        assert two.keys() == five.keys() == {"fid_pixels"} and two["fid_pixels"]["value"] != five["fid_pixels"]["value"]
+    recipe = load(tmp_path / "asked").recipe
+    assert recipe.sampler.steps == 5 and recipe.evaluate.metrics == (FID(n=4, encoder=Pixels(side=2)),)
+
+
 def test_a_seed_chooses_the_channels(effuse, averaged, tmp_path):
     found = []
     for n, seed in enumerate((1, 1, 2)):
@@ -104,6 +122,16 @@ def test_the_pruned_model_trains_on(effuse, finished, tmp_path):
         f"run {finished}/manifest.json --set 'model=from_pretrained(\"{out}/model\")' --rounds 1 --out {again}"
     ).code
     assert code == 0 and load(again).model.arch == load(out).model.arch
+
+
+@pytest.mark.parametrize("where", [".", "samples/.."])
+def test_a_run_that_one_stands_in(where, effuse, finished, monkeypatch):
+    """The new folder is beside it, under its name, as from elsewhere."""
+    monkeypatch.chdir(finished)
+    out = Path(effuse(f"prune {where} --ratio 0.4 --json").json["out"]).resolve()
+    assert out == finished.with_name("run-pruned-0.4") and load(out).model.params.numel > 0
+    assert json.loads((out / "manifest.json").read_text())["name"] == "run, pruned"
+    shutil.rmtree(out)
 
 
 def test_a_table_for_a_reader(effuse, finished, tmp_path):

@@ -223,8 +223,8 @@ def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
 
 
 def test_an_average_begins_anew_when_the_network_is_cut(tmp_path):
-    """Four federated rounds, cut at the end of the second: its model and those of the two after it are three."""
-    run(RECIPES["fedphd"], tmp_path / "run")
+    """Five federated rounds, cut at the end of the third: its model and those of the two after it are three; two came before."""
+    run(RECIPES["fedphd"].changed(["rounds=5", "algorithm.R_s=3"]), tmp_path / "run")
     assert RunFolder(tmp_path / "run").load_checkpoint().averaged == 3
 
 

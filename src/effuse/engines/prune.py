@@ -54,8 +54,8 @@ def prune_run(
         folder.write_json("result.json", result | changed | {"pruned": PRUNED})
         # claimed only now: half of it is no run that `resume` could go on with, it would train another model in its place
         folder.create(
-            with_values(recipe, "recipe", model=less.arch), f"{run.name}, pruned", "simulator", opened.device.type, None,
-            {"train": train.digest, "test": test.digest}, classes=train.classes,
+            with_values(recipe, "recipe", model=less.arch), f"{run.resolve().name}, pruned", "simulator", opened.device.type,
+            None, {"train": train.digest, "test": test.digest}, classes=train.classes,
         )  # fmt: skip
     return report
 
