@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Shard
-from effuse.core.errors import TrainingError
+from effuse.core.errors import ModelError, TrainingError
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model, fill
 from effuse.core.params import Buffers, Params, named_values
@@ -335,5 +335,7 @@ def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], kept
     """Give an optimiser the moments it had."""
     for full, value in kept.items():
         key, _, name = full.partition("/")
+        if value.dim() and value.shape != params[name].shape:  # Adam would not notice
+            raise ModelError(f"the kept moments of '{name}' are {tuple(value.shape)}, of another network; it has {tuple(params[name].shape)}")
         # the step count too: a fused optimiser wants it there
         optimiser.state[params[name]][key] = value.to(params[name].device, copy=True)
