@@ -20,7 +20,7 @@ KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
     "fedddpm": ("algorithm.central.lr", (5e-5, 1e-4, 2.5e-4)),
     "plus": ("algorithm.central.epochs", (5, 20, 40)),
     "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
-    # rho matters less: with an alpha of 0.1, Adam drifts along the noise of Delta
+    # with an alpha of 0.1, Adam drifts along the noise of Delta
     "mofedsam": ("algorithm.alpha", (0.1, 0.5, 0.9)),
     "fedprox": ("algorithm.mu", (0.0001, 0.001, 0.01, 0.1)),
     "localaug": ("algorithm.share", (0.025, 0.05, 0.1, 0.2)),
@@ -35,7 +35,6 @@ TUNED: dict[str, int | float] = {
     "fedddpm": 0.0001,
     "plus": 20,
     "scaffold": 1.0,
-    "mofedsam": 0.5,
     "fedprox": 0.0001,
     "localaug": 0.05,
     "fedavg_ema": 0.5,
