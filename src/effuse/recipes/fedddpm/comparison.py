@@ -21,7 +21,7 @@ KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
     "plus": ("algorithm.central.epochs", (5, 20, 40)),
     "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
     # with an alpha of 0.1, Adam drifts along the noise of Delta
-    "mofedsam": ("algorithm.alpha", (0.1, 0.5, 0.9)),
+    "mofedsam": ("algorithm.alpha", (0.1, 0.5, 0.9, 1.0)),
     "fedprox": ("algorithm.mu", (0.0001, 0.001, 0.01, 0.1)),
     "localaug": ("algorithm.share", (0.025, 0.05, 0.1, 0.2)),
     "fedavg_ema": ("ema", (0.5, 0.7, 0.8, 0.9)),
