@@ -177,7 +177,7 @@ def test_the_scaled_quick_test_ends_falling_curves_in_time(sigma):
 
 
 TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison",
-          "fedddpm.tuning")  # fmt: skip
+          "fedddpm.tuning", "fedddpm.warmups")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -293,6 +293,20 @@ def test_what_tuning_found_goes_into_the_comparison(tmp_path, monkeypatch):
     assert central == {"fedddpm": 2.5e-4, "plus": 3e-4, "aux_only": 3e-4}
     assert of["plus"].algorithm.central.epochs == 40
     assert (of["mofedsam"].algorithm.alpha, of["fedavg"].ema, of["centralised"].algorithm.local.lr) == (0.5, 0.7, 1e-3)
+
+
+def test_the_lengths_of_a_warm_up_cost_what_their_controls_cost(tmp_path):
+    """Six clients of 240 or 241 digits have four batches of 64; two of them take 12 epochs a round, 96 steps, the server 16 passes
+    over 144 images, 48. A warm-up of 20 epochs is 6 x 20 x 4 = 480 steps: 480 + 30 x 144 = 4,800 in all, which are 50 rounds of
+    96; of 60, 1,440 and so 60 rounds; of 200, 4,800 and so 95.
+    """
+    plans = list(Reproduction(*find_table("fedddpm.warmups(seeds=[3])"), tmp_path).planned.values())
+    costs = {p.cell.name: check(p.recipe)["steps"] for p in plans}
+    spent = {name: cost["client"] + cost["server"] for name, cost in costs.items()}
+    for warmup, steps in ((20, 4_800), (60, 5_760), (200, 9_120)):
+        assert spent[f"fedddpm-{warmup}-3"] == spent[f"fedavg_matched-{warmup}-3"] == steps
+    assert spent["fedavg-0-3"] == 30 * 96 and {p.recipe.seed for p in plans} == {3}
+    assert len({str(p.recipe.model) for p in plans}) == len({str(p.recipe.sampler) for p in plans}) == 1
 
 
 def test_a_warm_up_may_have_a_step_of_its_own(tmp_path, monkeypatch):
