@@ -285,6 +285,7 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedphd-44-unregularised": ("fedphd", ("algorithm.lambda_0=0",)),
     "moon": ("moon", ()),
     "fedprox": ("fedprox", ()),
+    "fedprox-0.001": ("fedprox", ("algorithm.mu=0.001",)),  # under Adam, the paper's mu of 1 hardly lets a short run move
     "scaffold": ("scaffold", ()),
     "scaffold-ii": ("scaffold-ii", ()),
     "feddiffuse-usplit": ("feddiffuse-usplit", ()),
