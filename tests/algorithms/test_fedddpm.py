@@ -73,6 +73,14 @@ def test_one_round_of_fedddpm(tmp_path):
     assert phases(tmp_path) == ["warm-up", "synthesis", "federate"]
 
 
+def test_a_correction_may_end_in_the_average_of_its_steps(tmp_path):
+    """As above, in two half steps from 0 to A's mean c/2: c/4, then 3c/8; averaged with a half, from 0 over c/8 to c/4."""
+    for ema, end in ((None, 3 * C / 8), (0.5, C / 4)):
+        central = SGD(lr=0.25, batch=4, steps=2, ema=ema)
+        recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=central))
+        assert trained(recipe, tmp_path / str(ema)) == pytest.approx(end)
+
+
 def test_weights_by_size_and_several_rounds(tmp_path):
     """By size the clients' mean is .5 in every round, whatever the correction did; half way to A's c/2 is .25 + c/4."""
     recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size"), rounds=3)

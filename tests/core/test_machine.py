@@ -279,11 +279,12 @@ def test_restored_moments_live_where_the_parameters_do():
     assert set(kept_state(optimiser, {"w": weight})) == {"step/w", "exp_avg/w"}
 
 
-def test_moments_of_another_network_are_refused():
-    """Adam would take them; only where they lie in a client's state keeps a network that was cut from the wider one's."""
+@pytest.mark.parametrize("full, n", [("exp_avg/w", 3), ("exp_avg/v", 2)])
+def test_moments_of_another_network_are_refused(full, n):
+    """Shapes Adam would take; only where they lie in a client's state keeps a network that was cut from the wider one's."""
     weight = nn.Parameter(torch.ones(2))
-    with pytest.raises(ModelError, match=r"kept moments of 'w' are \(3,\), of another network; it has \(2,\)"):
-        restore(torch.optim.Adam([weight], 0.1), {"w": weight}, Params({"step/w": torch.tensor(3.0), "exp_avg/w": torch.ones(3)}))
+    with pytest.raises(ModelError, match=rf"kept moments '{full}', \({n},\), are of another network"):
+        restore(torch.optim.Adam([weight], 0.1), {"w": weight}, Params({"step/w": torch.tensor(3.0), full: torch.ones(n)}))
 
 
 def test_a_loss_that_is_no_number_names_round_client_job_and_step():

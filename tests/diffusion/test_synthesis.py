@@ -1,5 +1,7 @@
 """The auxiliary set: sizes, proportions, origins, and how it joins a client's data."""
 
+from collections import Counter
+
 import pytest
 import torch
 from toy import ADAM, ToyImages, ToyUnet, toy_recipe
@@ -17,7 +19,8 @@ from effuse.data.partition import Shards
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim
 from effuse.diffusion.schedules import Linear
-from effuse.diffusion.synthesis import Synthetic, in_proportion, joined, synthesised, together
+from effuse.diffusion.synthesis import NOBODY, Synthetic, in_proportion, joined, synthesised, together
+from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 from effuse.models.unet import Unet
@@ -178,3 +181,27 @@ def test_a_share_keeps_the_labels_of_its_images(tmp_path, monkeypatch):
     for shard, n in seen:
         images, labels = shard.dataset.images[-n:, 0, 0, 0], shard.dataset.labels[-n:]
         assert torch.equal(images, (255 * labels).to(torch.uint8)) and set(labels.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("model", [ToyUnet(), ToldUnet()])
+@pytest.mark.parametrize("kind", [FedDDPM, LocalAug])
+def test_real_images_instead_of_drawn_ones(kind, model, tmp_path):
+    """A quarter of 200 are 50 images of the data set's own, none of them twice, at random of all; there is no warm-up, and nothing
+    is sent for them but LocalAug's shares: 50 images of 16 bytes, with a label of 8 where the model is told any."""
+    rest = {"central": ADAM} if kind is FedDDPM else {}
+    algorithm = kind(warmup=ADAM, local=ADAM, sampler=Ddim(steps=2, batch=4), share=0.25, real=True, **rest)
+    recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=model, rounds=1)
+    predicted = check(recipe)["traffic"]
+    run(recipe, tmp_path / "run")
+    data, folder = recipe.data.load("train"), RunFolder(tmp_path / "run")
+    A = folder.load_checkpoint().server.auxiliary
+    shades, own = data.images[:, 0, 0, 0].tolist(), dict(zip(data.images[:, 0, 0, 0].tolist(), data.labels.tolist()))
+    taken = A.pixels[:, 0, 0, 0].tolist()
+    assert len(taken) == 50 and not Counter(taken) - Counter(shades) and set(A.origin.tolist()) == {NOBODY}
+    assert taken != shades[:50] and {own[shade] for shade in taken} == {0, 1}
+    assert A.labels.tolist() == ([own[shade] for shade in taken] if model.conditional else [0] * 50)
+    records = list(folder.records())
+    assert [r["phase"] for r in records] == ["synthesis", *(["sharing"] if kind is LocalAug else []), "federate"]
+    sent = 50 * (16 + 8 * model.conditional) if kind is LocalAug else 0
+    assert sum(r["traffic"]["bytes"]["total"] for r in records[:-1]) == sent
+    assert sum(r["traffic"]["bytes"]["total"] for r in records) == predicted["bytes"]["total"]

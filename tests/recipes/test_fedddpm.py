@@ -177,7 +177,7 @@ def test_the_scaled_quick_test_ends_falling_curves_in_time(sigma):
 
 
 TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison",
-          "fedddpm.tuning", "fedddpm.warmups")  # fmt: skip
+          "fedddpm.tuning", "fedddpm.causes", "fedddpm.warmups")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -188,7 +188,7 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
             shown = [key for metric in plan.recipe.evaluate.metrics for key in metric.keys]
             wanted = known.metrics.get(plan.cell.metric, plan.cell.metric)
             assert wanted.removesuffix("_ema").removesuffix("_pooled") in shown
-            averaged = "_ema" in wanted or (name == "fedddpm.comparison" and plan.cell.labels["method"] == "fedavg")
+            averaged = "_ema" in wanted or name == "fedddpm.causes" or (name == "fedddpm.comparison" and plan.cell.labels["method"] == "fedavg")
             assert averaged == (plan.recipe.ema is not None)
             assert ("_pooled" in wanted) == (plan.recipe.evaluate.personal == "pooled")
 
@@ -296,31 +296,35 @@ def test_what_tuning_found_goes_into_the_comparison(tmp_path, monkeypatch):
 
 
 def test_the_lengths_of_a_warm_up_cost_what_their_controls_cost(tmp_path):
-    """Six clients of 240 or 241 digits have four batches of 64; two of them take 12 epochs a round, 96 steps, the server 16 passes
-    over 144 images, 48. A warm-up of 20 epochs is 6 x 20 x 4 = 480 steps: 480 + 30 x 144 = 4,800 in all, which are 50 rounds of
-    96; of 60, 1,440 and so 60 rounds; of 200, 4,800 and so 95.
+    """Six clients of 240 or 241 digits have four batches of 64; two of them take 12 epochs a round, 96 steps, the server 2 passes
+    over 1,442 images, 46. A warm-up of 20 epochs is 6 x 20 x 4 = 480 steps: 480 + 30 x 142 = 4,740 in all, for which FedAvg
+    has 50 rounds of 96; of 60, 5,700 and 60 rounds; of 200, 9,060 and 95. Real images need no warm-up: 4,260.
     """
     plans = list(Reproduction(*find_table("fedddpm.warmups(seeds=[3])"), tmp_path).planned.values())
     costs = {p.cell.name: check(p.recipe)["steps"] for p in plans}
     spent = {name: cost["client"] + cost["server"] for name, cost in costs.items()}
-    for warmup, steps in ((20, 4_800), (60, 5_760), (200, 9_120)):
-        assert spent[f"fedddpm-{warmup}-3"] == spent[f"fedavg_matched-{warmup}-3"] == steps
-    assert spent["fedavg-0-3"] == 30 * 96 and {p.recipe.seed for p in plans} == {3}
+    for warmup, steps, rounds in ((20, 4_740, 50), (60, 5_700, 60), (200, 9_060, 95)):
+        assert spent[f"fedddpm-{warmup}-3"] == steps and spent[f"fedavg-matched-{warmup}-3"] == 96 * rounds
+    assert (spent["fedavg-0-3"], spent["fedddpm-real-0-3"]) == (30 * 96, 4_260) and {p.recipe.seed for p in plans} == {3}
     assert len({str(p.recipe.model) for p in plans}) == len({str(p.recipe.sampler) for p in plans}) == 1
 
 
-def test_a_warm_up_may_have_a_step_of_its_own(tmp_path, monkeypatch):
-    """It drifts from nobody, and FedAvg's step may be too small for it; nothing else follows it."""
-    monkeypatch.setattr("effuse.recipes.fedddpm.comparison.TUNED", {"fedavg": 3e-4})
-    name, table = find_table("fedddpm.comparison(seeds=[0], size=resized(warmup=48), warmup_rate=5e-4)")
-    assert "48 epochs of warm-up" in table.title and table.title.endswith("warm-up at 0.0005")
-    steps = {"local": 3e-4, "warmup": 5e-4}
-    for plan in Reproduction(name, table, tmp_path, "scaled").planned.values():
-        algorithm = plan.recipe.algorithm
-        if plan.cell.labels["method"] != "centralised":  # which takes the clients' steps elsewhere, at a rate of its own
-            assert all(getattr(algorithm, s).lr == lr for s, lr in steps.items() if hasattr(algorithm, s))
-        if plan.cell.labels["method"] in ("plus", "aux_only"):
-            assert algorithm.central.lr == 3e-4
+def test_every_cause_changes_one_thing(tmp_path):
+    """Against the comparison's own cell of the method: that, the average at the server, and nothing else."""
+    known = {p.cell.name: p.recipe for p in Reproduction(*find_table("fedddpm.comparison"), tmp_path, "scaled").planned.values()}
+    changed = {
+        "real": {"algorithm.real=True"}, "small-step": {"algorithm.central.lr=1e-05"}, "averaged-correction": {"algorithm.central.ema=0.9"},
+        "warm-up-48": {"algorithm.warmup.lr=0.0005", "algorithm.warmup.epochs=48"}, "warm-up-rate": {"algorithm.warmup.lr=0.0005"},
+        "longer": {"rounds=78"}, "none": set(),
+    }  # fmt: skip
+    changed |= {f"plus-{name}": changed[name] for name in ("real", "warm-up-48")} | {"fedavg-matched-48": {"rounds=158"}}
+    plans = Reproduction(*find_table("fedddpm.causes"), tmp_path, "scaled").planned.values()
+    for plan in plans:
+        name, seed = plan.cell.labels["change"], plan.cell.labels["seed"]
+        method = {"plus": "plus", "fedavg": "fedavg_matched"}.get(name.partition("-")[0], "fedddpm")
+        assert plan.recipe == known[f"{method}-shard-{seed}"].changed([*sorted(changed[name]), "ema=0.5"])
+    assert [(p.cell.labels["change"], p.cell.labels["seed"]) for p in plans][:2] == [("real", 0), ("warm-up-48", 0)]
+    assert {p.cell.labels["change"] for p in plans} == changed.keys()
 
 
 def test_the_comparison_can_be_resized(tmp_path):

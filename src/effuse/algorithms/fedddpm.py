@@ -49,7 +49,8 @@ class Correcting(Synthesising):
         fed.note(correction={"loss": fit.loss, "images": fit.images})
         if told:
             fed.told(fit.loss, fit.images)
-        return bench.unload(net)
+        model = bench.unload(net)
+        return model if fit.average is None else model.holding(fit.average)
 
 
 @spec

@@ -335,7 +335,7 @@ def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], kept
     """Give an optimiser the moments it had."""
     for full, value in kept.items():
         key, _, name = full.partition("/")
-        if value.dim() and value.shape != params[name].shape:  # Adam would not notice
-            raise ModelError(f"the kept moments of '{name}' are {tuple(value.shape)}, of another network; it has {tuple(params[name].shape)}")
+        if name not in params or (value.dim() and value.shape != params[name].shape):  # shapes Adam would not notice
+            raise ModelError(f"the kept moments '{full}', {tuple(value.shape)}, are of another network")
         # the step count too: a fused optimiser wants it there
         optimiser.state[params[name]][key] = value.to(params[name].device, copy=True)

@@ -25,6 +25,7 @@ from effuse.diffusion.samplers import Ancestral
 
 WARM_UP, SYNTHESIS = "warm-up", "synthesis"
 WARMED = "warm-up model"  # its place in a client's state
+NOBODY = -1  # the origin of an image that no client's model drew
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -34,7 +35,7 @@ class Synthetic:
 
     pixels: Tensor  # uint8, N x C x H x W
     labels: Tensor  # int64; all nought where the models know no classes
-    origin: Tensor  # int64, a client's number
+    origin: Tensor  # int64, a client's number, or NOBODY
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,6 +94,7 @@ class Synthesising(Algorithm, ABC):
     sampler: Sampler = Ancestral(batch=100)  # of the auxiliary set, in whole batches: few images want small ones
     share: Fraction = 0.1  # |A_i| = 0.1 m_i; drawn once, since "in each round" contradicts "before training" in the paper
     group: PositiveInt = 10  # clients in a round of warm-up or synthesis: the most that a killed run does again
+    real: bool = False  # A is taken from the clients' images, as only a simulation can: what do drawn ones cost?
 
     def __post_init__(self) -> None:
         getattr(super(), "__post_init__", lambda: None)()
@@ -107,6 +109,9 @@ class Synthesising(Algorithm, ABC):
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:
+        if self.real:
+            fed.pool()  # refused here, where there is no such thing
+            return Gathering(model, phase=SYNTHESIS)
         return Gathering(model, phase=WARM_UP, pending=tuple(fed.clients))
 
     def prepares(self, server: Server) -> bool:
@@ -114,6 +119,8 @@ class Synthesising(Algorithm, ABC):
 
     def prepare(self, server: Gathering, fed: Federation, then: str = FEDERATE) -> Gathering:
         """One round of warm-up, or of synthesis from it, for the next few clients: no more than their models lie about."""
+        if self.real:
+            return dataclasses.replace(server, auxiliary=self.taken(fed, server.model.arch.conditional), phase=then)
         if server.phase == WARM_UP:
             # a last one alone could not be spared, whatever the quorum, if its answer were lost
             n = self.group + (len(server.pending) == self.group + 1 > 2)
@@ -133,6 +140,15 @@ class Synthesising(Algorithm, ABC):
         phase = WARM_UP if server.pending else then
         auxiliary = together([*before, *added]) if before or added else None  # all of a group may be shut out
         return dataclasses.replace(server, auxiliary=auxiliary, warmed=(), phase=phase)
+
+    def taken(self, fed: Federation, labelled: bool) -> Synthetic:
+        """So many real images as there would be drawn ones, at random of all; they come of nobody's model."""
+        pool = fed.pool()
+        order = torch.from_numpy(fed.workbench.stream("real").numpy().permutation(len(pool)))
+        rows = order[: max(1, round(self.share * len(pool)))]
+        some = Shard(pool.dataset, pool.rows[rows]).gathered()
+        labels = some.labels.cpu() if labelled else torch.zeros(len(rows), dtype=torch.int64)
+        return Synthetic(as_bytes(Images(some.floats(some.images))), labels, torch.full((len(rows),), NOBODY))
 
     @on_client
     def warm_up(self, client: Client, arch: Arch) -> Warm:
@@ -160,8 +176,12 @@ def synthesised(
     full = whole(n, sampler)
     asked = None if histogram is None else torch.cat([labels, labels[-1:].expand(full - n)])
     drawn = bench.generate(model, full, sampler, asked).first(n)
-    pixels = drawn.pixels.to(torch.uint8) if drawn.pixels.is_meta else drawn.bytes()
-    return Synthetic(pixels, labels, torch.full((n,), client))
+    return Synthetic(as_bytes(drawn), labels, torch.full((n,), client))
+
+
+def as_bytes(images: Images) -> Tensor:
+    """How images are stored; in a rehearsal they are shapes."""
+    return images.pixels.to(torch.uint8) if images.pixels.is_meta else images.bytes()
 
 
 def whole(n: int, sampler: Sampler) -> int:

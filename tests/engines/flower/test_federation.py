@@ -65,7 +65,10 @@ def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
 
 
 ORACLE = QuickTest(encoder=Pixels(side=2), reference="oracle")
-POOLED = (Centralised(local=ADAM), FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=ORACLE))
+POOLED = (
+    Centralised(local=ADAM), FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=ORACLE),
+    FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM, real=True),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("algorithm", POOLED, ids=lambda algorithm: algorithm.name)

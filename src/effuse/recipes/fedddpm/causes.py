@@ -1,0 +1,74 @@
+"""What FedDDPM gains and loses by its auxiliary set: one thing changed at a time, at the scaled size, and on digits for two cores."""
+
+from effuse.core.spec import text
+from effuse.core.table import Cell, Scale, Table
+from effuse.recipes.fedddpm.comparison import SCALES, as_tuned, looks
+from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
+from effuse.recipes.fedddpm.tables import cell_of
+
+LONG = Resized(warmup=48)
+STEP = "algorithm.warmup.lr=5e-4"  # the centralised model's; FedAvg's is smaller since clients drift apart, and alone nobody drifts
+# (method, size, settings): is it A's quality, the correction's dose, its last steps, or time?
+CHANGES: dict[str, tuple[str, Resized, tuple[str, ...]]] = {
+    "real": ("fedddpm", AS_IT_IS, ("algorithm.real=True",)),
+    "warm-up-48": ("fedddpm", LONG, (STEP,)),
+    "none": ("fedddpm", AS_IT_IS, ()),
+    "small-step": ("fedddpm", AS_IT_IS, ("algorithm.central.lr=1e-5",)),
+    "averaged-correction": ("fedddpm", AS_IT_IS, ("algorithm.central.ema=0.9",)),
+    "plus-real": ("plus", AS_IT_IS, ("algorithm.real=True",)),
+    "plus-warm-up-48": ("plus", LONG, (STEP,)),
+    "fedavg-matched-48": ("fedavg_matched", LONG, ()),
+    "warm-up-rate": ("fedddpm", AS_IT_IS, (STEP,)),
+    "longer": ("fedddpm", Resized(rounds=78), ()),  # those of the matched FedAvg
+}
+REPEATED = ("real", "warm-up-48")
+ALSO = ("fid_ema", "fid_auxiliary", "class_mix", "class_mix_ema", "class_mix_auxiliary")
+
+
+def causes(seeds: tuple[int, ...] = (0, 1, 2), every: int = 10, samples: int = 10_000) -> Table:
+    """FedDDPM under the comparison's shards with one thing changed, most telling first; an average at the server beside all."""
+    cells = []
+    for name, seed in [*((n, seeds[0]) for n in CHANGES), *((n, s) for s in seeds[1:] for n in REPEATED)]:
+        method, size, settings = CHANGES[name]
+        s = setting("mnist", "scaled", size)
+        more = (*looks(s, method, every if seed == seeds[0] else 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
+        cell = cell_of(method, "mnist", {"partition": "shard"}, None, f"seed={seed}", *more, size=size)
+        cells.append(Cell(labels={"change": name, "seed": seed}, recipe=cell.recipe, settings=cell.settings, metric=cell.metric))
+    title = "FedDDPM on mnist under shards, scaled, with one thing changed"
+    return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=SCALES)
+
+
+# on digits: 48 steps of each client in a round and about as many of the server, at half their rate, as in the comparison; A is as large
+# as the training set, so that it can be measured as well as the model, and is not learnt by heart
+ROUNDS, K, E = 30, 12, 2
+SAMPLER = 'ddim(steps=25, spacing="quadratic", eta=0.5, clip=True, batch=256)'
+DIGITS = (
+    "model=unet(widths=[16, 32], layers=1, attention=[], middle_attention=False, groups=8, side=8, channels=1)",
+    "task.schedule.steps=200", f"sampler={SAMPLER}", "threads=1",
+    'evaluate.metrics=[fid(n=1400, encoder=classifier(), split="train"), class_mix(n=1400)]', "evaluate.grid=100",
+)  # fmt: skip
+CORRECTION = (f"algorithm.sampler={SAMPLER}", "algorithm.share=1", f"algorithm.central.epochs={E}", "algorithm.central.lr=1e-3")
+
+
+def warmups(seeds: tuple[int, ...] = (0, 1, 2), epochs: tuple[int, ...] = (20, 60, 200)) -> Table:
+    """FedDDPM on digits by the epochs of its warm-up, and with real images, beside FedAvg with as many gradient steps."""
+    cells = []
+    for seed in seeds:
+        cells += [_digits("fedavg", "fedavg", 0, ROUNDS, seed)]
+        cells += [_digits("fedddpm", "fedddpm", w, ROUNDS, seed, CORRECTION) for w in epochs]
+        cells += [_digits("fedddpm", "fedddpm-real", 0, ROUNDS, seed, (*CORRECTION, "algorithm.real=True"))]
+        # six clients with four batches each, two of them a round: 24 steps of warm-up an epoch, 96 and E x 23 in a round
+        cells += [_digits("fedavg", "fedavg-matched", w, -(-(24 * w + ROUNDS * (96 + E * 23)) // 96), seed) for w in epochs]
+    return Table(
+        title="FedDDPM on digits by the epochs of its warm-up, beside FedAvg with the same steps",
+        cells=tuple(cells), repeats="seed", also=("fid_classifier_auxiliary", "class_mix"), scales={"digits": Scale(comparable=False)},
+    )  # fmt: skip
+
+
+def _digits(method: str, name: str, warmup: int, rounds: int, seed: int, more: tuple[str, ...] = ()) -> Cell:
+    size = Resized(rounds=rounds, K=K, warmup=warmup or None)
+    recipe = "fedddpm" if method == "fedddpm" else f"fedddpm.{method}"
+    return Cell(
+        labels={"method": name, "warmup": warmup, "seed": seed}, recipe=f'{recipe}(scale="smoke", size={text(size, full=False)})',
+        settings=(*DIGITS, *more, f"seed={seed}"), metric="fid_classifier",
+    )  # fmt: skip
