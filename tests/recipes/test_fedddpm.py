@@ -188,7 +188,8 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
             shown = [key for metric in plan.recipe.evaluate.metrics for key in metric.keys]
             wanted = known.metrics.get(plan.cell.metric, plan.cell.metric)
             assert wanted.removesuffix("_ema").removesuffix("_pooled") in shown
-            averaged = "_ema" in wanted or name == "fedddpm.causes" or (name == "fedddpm.comparison" and plan.cell.labels["method"] == "fedavg")
+            beside = name == "fedddpm.causes" or (name == "fedddpm.comparison" and plan.cell.labels["method"] == "fedavg")
+            averaged = "_ema" in wanted or beside
             assert averaged == (plan.recipe.ema is not None)
             assert ("_pooled" in wanted) == (plan.recipe.evaluate.personal == "pooled")
 

@@ -37,7 +37,7 @@ def prune(
     if criterion not in get_args(Criterion):
         raise RecipeError(f"--criterion {criterion}: there is none; {nearest(criterion, get_args(Criterion))}")
     known = run.resolve() if run.name in ("", "..") else run  # `.` has no name of its own
-    where = out or known.with_name(f"{run.resolve().name}-pruned-{ratio:g}")
+    where = out or known.parent / f"{run.resolve().name}-pruned-{ratio:g}"
     settings = [*([f"evaluate.metrics={metrics}"] if metrics else []), *(set or [])]
     report = prune_run(
         run, ratio, where, criterion=cast(Criterion, criterion), settings=settings, seed=seed, ema=ema, device=device

@@ -1,4 +1,4 @@
-"""What FedDDPM gains and loses by its auxiliary set: one thing changed at a time, at the scaled size, and on digits for two cores."""
+"""What FedDDPM gains and loses by its auxiliary set: one thing changed at a time, scaled, and on digits for two cores."""
 
 from effuse.core.spec import text
 from effuse.core.table import Cell, Scale, Table
@@ -7,7 +7,7 @@ from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
 from effuse.recipes.fedddpm.tables import cell_of
 
 LONG = Resized(warmup=48)
-STEP = "algorithm.warmup.lr=5e-4"  # the centralised model's; FedAvg's is smaller since clients drift apart, and alone nobody drifts
+STEP = "algorithm.warmup.lr=5e-4"  # the centralised model's; FedAvg's is smaller since clients drift, and alone nobody does
 # (method, size, settings): is it A's quality, the correction's dose, its last steps, or time?
 CHANGES: dict[str, tuple[str, Resized, tuple[str, ...]]] = {
     "real": ("fedddpm", AS_IT_IS, ("algorithm.real=True",)),
@@ -38,8 +38,8 @@ def causes(seeds: tuple[int, ...] = (0, 1, 2), every: int = 10, samples: int = 1
     return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=SCALES)
 
 
-# on digits: 48 steps of each client in a round and about as many of the server, at half their rate, as in the comparison; A is as large
-# as the training set, so that it can be measured as well as the model, and is not learnt by heart
+# on digits: 48 steps of each client in a round and about as many of the server, at half their rate, as in the comparison; A is as
+# large as the training set, so that it can be measured as well as the model, and is not learnt by heart
 ROUNDS, K, E = 30, 12, 2
 SAMPLER = 'ddim(steps=25, spacing="quadratic", eta=0.5, clip=True, batch=256)'
 DIGITS = (
@@ -61,7 +61,8 @@ def warmups(seeds: tuple[int, ...] = (0, 1, 2), epochs: tuple[int, ...] = (20, 6
         cells += [_digits("fedavg", "fedavg-matched", w, -(-(24 * w + ROUNDS * (96 + E * 23)) // 96), seed) for w in epochs]
     return Table(
         title="FedDDPM on digits by the epochs of its warm-up, beside FedAvg with the same steps",
-        cells=tuple(cells), repeats="seed", also=("fid_classifier_auxiliary", "class_mix"), scales={"digits": Scale(comparable=False)},
+        cells=tuple(cells), repeats="seed", also=("fid_classifier_auxiliary", "class_mix"),
+        scales={"digits": Scale(comparable=False)},
     )  # fmt: skip
 
 
