@@ -1,5 +1,7 @@
 """What FedDDPM gains and loses by its auxiliary set: one thing changed at a time, scaled, and on digits for two cores."""
 
+import dataclasses
+
 from effuse.core.spec import text
 from effuse.core.table import Cell, Scale, Table
 from effuse.recipes.fedddpm.comparison import SCALES, as_tuned, looks
@@ -33,7 +35,7 @@ def causes(seeds: tuple[int, ...] = (0, 1, 2), every: int = 10, samples: int = 1
         s = setting("mnist", "scaled", size)
         more = (*looks(s, method, every if seed == seeds[0] else 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
         cell = cell_of(method, "mnist", {"partition": "shard"}, None, f"seed={seed}", *more, size=size)
-        cells.append(Cell(labels={"change": name, "seed": seed}, recipe=cell.recipe, settings=cell.settings, metric=cell.metric))
+        cells.append(dataclasses.replace(cell, labels={"change": name, "seed": seed}))
     title = "FedDDPM on mnist under shards, scaled, with one thing changed"
     return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=SCALES)
 
