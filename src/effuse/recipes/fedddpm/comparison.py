@@ -29,12 +29,13 @@ KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
     "fedavg_matched": ("algorithm.local.lr", (1e-4, 2e-4, 5e-4)),
     "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
 }
-# what `tuning` found best on MNIST, by method; MoFedSAM is to be tuned again, see docs/results/fedddpm.md
+# what `tuning` found best on MNIST, by method
 TUNED: dict[str, int | float] = {
     "fedavg": 0.0002,
     "fedddpm": 0.0001,
     "plus": 20,
     "scaffold": 1.0,
+    "mofedsam": 0.5,
     "fedprox": 0.0001,
     "localaug": 0.05,
     "fedavg_ema": 0.5,
