@@ -1,6 +1,6 @@
 """What became of every run in a folder, round by round, as one table of comma-separated values, and as a picture.
 
-    python tools/curves.py runs/TABLE --csv curves.csv --png curves.png --metric fid
+    python tools/curves.py runs/TABLE --csv curves.csv --png curves.png --metric fid --cells '*-0'
 
 Images trained on, seconds and bytes are sums up to and including a round. Seconds are those of rounds alone, without evaluation and
 checkpoints.
@@ -35,9 +35,9 @@ def rows_of(run: RunFolder) -> list[Row]:
     return found
 
 
-def rows_in(folder: Path) -> list[Row]:
-    """The rows of every run that lies in a folder."""
-    return [row for path in sorted(folder.glob("*/rounds.jsonl")) for row in rows_of(RunFolder(path.parent))]
+def rows_in(folder: Path, cells: str = "*") -> list[Row]:
+    """The rows of every run that lies in a folder, or of those whose names match."""
+    return [row for path in sorted(folder.glob(f"{cells}/rounds.jsonl")) for row in rows_of(RunFolder(path.parent))]
 
 
 def write(rows: list[Row], file: TextIO) -> None:
@@ -48,9 +48,10 @@ def write(rows: list[Row], file: TextIO) -> None:
 
 
 def curves(rows: list[Row], metric: str) -> Iterator[tuple[str, list[int], list[float]]]:
-    """Of every cell that was looked at more than once: the rounds after which it was, and what was seen."""
-    for cell in dict.fromkeys(row["cell"] for row in rows):
-        seen = [(row["round"], row[metric]) for row in rows if row["cell"] == cell and row.get(metric) is not None]
+    """Of every cell that was looked at more than once: the federated rounds after which it was, and what was seen."""
+    federated = [row for row in rows if row["round"] and row.get(metric) is not None]  # a warm-up's loss is on no such axis
+    for cell in dict.fromkeys(row["cell"] for row in federated):
+        seen = [(row["round"], row[metric]) for row in federated if row["cell"] == cell]
         if len(seen) > 1:
             yield cell, *map(list, zip(*seen))
 
@@ -75,10 +76,12 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="where to write the rows; to standard output if neither file is named")
     parser.add_argument("--png", type=Path, help="where to draw a metric over rounds")
     parser.add_argument("--metric", default="fid", help="which one to draw")
+    parser.add_argument("--cells", default="*", help="a pattern for the names of runs, such as '*-shard-0'")
     asked = parser.parse_args()
-    rows = rows_in(asked.folder)
+    rows = rows_in(asked.folder, asked.cells)
     if not rows:
-        sys.exit(f"{asked.folder}: no run in it has a round; name the folder that `effuse reproduce` wrote")
+        which = "" if asked.cells == "*" else f" called {asked.cells}"
+        sys.exit(f"{asked.folder}: no run in it{which} has a round; name the folder that `effuse reproduce` wrote")
     if asked.png and not any(curves(rows, asked.metric)):
         known = sorted({name for row in rows for name in row} - set(FIXED))
         sys.exit(f"--metric {asked.metric}: no run was looked at twice by it; there are {', '.join([*known, 'loss'])}")

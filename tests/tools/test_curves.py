@@ -61,6 +61,20 @@ def test_a_curve_has_two_points_or_more(tmp_path):
     assert list(curves.curves(curves.rows_in(tmp_path), "fid")) == [("b", [2, 2], [9.0, 8.0])]
 
 
+def test_what_came_before_federation_is_on_no_curve(tmp_path):
+    """A warm-up's loss of 3 comes before the two rounds' losses of 2 and 1."""
+    written(tmp_path / "a", line(0, "warm-up", loss=3.0), line(1, loss=2.0), line(2, loss=1.0))
+    assert list(curves.curves(curves.rows_in(tmp_path), "loss")) == [("a", [1, 2], [2.0, 1.0])]
+
+
+def test_cells_are_picked_by_a_pattern(tmp_path):
+    for name in ("fedavg-shard-0", "fedavg-shard-1", "fedprox-shard-0"):
+        written(tmp_path / name, line(1))
+    assert [row["cell"] for row in curves.rows_in(tmp_path, "*-shard-0")] == ["fedavg-shard-0", "fedprox-shard-0"]
+    asked = subprocess.run([sys.executable, str(TOOL), str(tmp_path), "--cells", "*-2"], capture_output=True, text=True, timeout=120)
+    assert asked.returncode == 1 and "no run in it called *-2 has a round" in asked.stderr
+
+
 def test_a_cell_that_took_over_a_training_has_its_result(tmp_path):
     """Its rounds were looked at by another; what a round's own line says is not replaced."""
     result = {"metrics": {"fid": {"value": 4.0}}}

@@ -9,19 +9,16 @@ from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
 from effuse.recipes.fedddpm.tables import cell_of
 
 LONG = Resized(warmup=48)
+LONGER = Resized(warmup=48, rounds=78)  # those of the comparison's matched FedAvg
 STEP = "algorithm.warmup.lr=5e-4"  # the centralised model's; FedAvg's is smaller since clients drift, and alone nobody does
-# (method, size, settings): is it A's quality, the correction's dose, its last steps, or time?
+# (method, size, settings): is it A's quality, and if so, what do a better A, more rounds and more steps each give?
 CHANGES: dict[str, tuple[str, Resized, tuple[str, ...]]] = {
     "real": ("fedddpm", AS_IT_IS, ("algorithm.real=True",)),
     "warm-up-48": ("fedddpm", LONG, (STEP,)),
-    "none": ("fedddpm", AS_IT_IS, ()),
-    "small-step": ("fedddpm", AS_IT_IS, ("algorithm.central.lr=1e-5",)),
-    "averaged-correction": ("fedddpm", AS_IT_IS, ("algorithm.central.ema=0.9",)),
-    "plus-real": ("plus", AS_IT_IS, ("algorithm.real=True",)),
-    "plus-warm-up-48": ("plus", LONG, (STEP,)),
+    "warm-up-48-longer": ("fedddpm", LONGER, (STEP,)),
     "fedavg-matched-48": ("fedavg_matched", LONG, ()),
+    "plus-warm-up-48": ("plus", LONG, (STEP,)),
     "warm-up-rate": ("fedddpm", AS_IT_IS, (STEP,)),
-    "longer": ("fedddpm", Resized(rounds=78), ()),  # those of the matched FedAvg
 }
 REPEATED = ("real", "warm-up-48")
 ALSO = ("fid_ema", "fid_auxiliary", "class_mix", "class_mix_ema", "class_mix_auxiliary")

@@ -58,14 +58,14 @@ def comparison(
     every: int = 10,
     samples: int = 10_000,
 ) -> Table:
-    """All methods and fair controls at the scaled size, which can be changed; looked at on the way with the first seed only."""
+    """All methods and fair controls at the scaled size, which can be changed; looked at on the way under shards with the first seed only."""
     if any(seed >= FIRST_TUNING_SEED for seed in seeds):
         raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
     s = setting(data, "scaled", size)
     cells = [
         cell_of(
             method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}",
-            *looks(s, method, every if seed == seeds[0] else 0, samples), *as_tuned(s, method), size=size,
+            *looks(s, method, every if (partition, seed) == ("shard", seeds[0]) else 0, samples), *as_tuned(s, method), size=size,
         )
         for partition, method, seed in _most_telling_first(seeds)
     ]  # fmt: skip
@@ -83,8 +83,9 @@ def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]
         ("shard", RIVALS, seeds),
         ("shard", BOUNDS, first),
         ("dir0.1", TELLING, others),
-        ("dir0.1", ("fedavg_size", *RIVALS, "aux_only", "local_only"), seeds),  # all data in one place have no partition
+        ("dir0.1", (*RIVALS, "aux_only", "local_only"), seeds),  # all data in one place have no partition
         ("shard", BOUNDS, others),
+        ("dir0.1", ("fedavg_size",), seeds),
     ):
         yield from ((partition, method, seed) for method in methods for seed in chosen)
 
