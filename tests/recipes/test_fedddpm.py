@@ -431,3 +431,23 @@ def test_the_short_sampler_keeps_contrast_drawn_twice():
     once = drawn(-0.2, 0.1)
     again = drawn(once.mean().item(), once.std().item())
     assert once.std().item() > 0.09 and again.std().item() > 0.08
+
+
+def test_a_title_tells_of_the_scale_that_is_run(tmp_path):
+    """Scaled: 30 rounds, 4 of 10 clients; smoke: 3 rounds, a third of 6 clients; tuning takes half of the rounds unless it is told how many."""
+
+    def title(table: str, scale: str) -> str:
+        return Reproduction(*find_table(table), tmp_path, scale).report()["title"]
+
+    scaled = "on mnist: 16 epochs of warm-up, 4 of 10 clients a round, 30 rounds"
+    smoke = "on digits: 2 epochs of warm-up, 2 of 6 clients a round, 3 rounds"
+    assert title("fedddpm.comparison", "scaled") == f"FedDDPM and rivals, {scaled}"
+    assert title("fedddpm.comparison", "smoke") == f"FedDDPM and rivals, {smoke}"
+    assert title("fedddpm.tuning", "smoke") == f"FedDDPM and rivals: what was tried on seed 100, {smoke}, the half of them"
+    assert title("fedddpm.tuning(size=resized(rounds=7))", "smoke").endswith("7 rounds")
+    assert title("fedddpm.causes", "smoke") == f"FedDDPM under shards with one thing changed, {smoke}"
+    assert title("fedddpm.table1", "smoke") == "FedDDPM, Table 1: FID on MNIST, participation in per cent, run on digits"
+    assert title("fedddpm.table1", "scaled").endswith("in per cent, scaled") and title("fedddpm.table1", "paper").endswith("in per cent")
+    for name in ("feddiffuse.table1", "feddiffuse.ablation", "fedphd.table1"):
+        assert title(name, "smoke").endswith(", run on digits") and title(name, "paper") == find_table(name)[1].title
+    assert title("fedphd.comparison", "smoke").endswith("on digits: a tenth of the rounds")

@@ -33,6 +33,7 @@ class Scale:
     factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # on keys that count, where a recipe has them
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)  # metrics that stand in for the table's
     comparable: bool = True  # whether ours may be held against the printed numbers
+    told: str = ""  # what a table's title says of it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -130,7 +130,7 @@ class Reproduction:
         """Every cell of the table, or those that `only` picks, run or not."""
         return {
             "table": self.name,
-            "title": self.table.title,
+            "title": ", ".join(filter(None, (self.table.title, self.scale.told))),
             "scale": self.scale_name,
             "comparable": self.scale.comparable,
             "out": str(self.out),

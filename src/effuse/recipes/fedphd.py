@@ -131,6 +131,7 @@ SCALED = Scale(
     factors={"rounds": 0.01},
     metrics={"fid_ema": "fid"},
     comparable=False,
+    told="scaled",
 )
 SMOKE = Scale(
     settings=(
@@ -145,6 +146,7 @@ SMOKE = Scale(
     factors={"rounds": 0.001, "algorithm.R_s": 0.25},
     metrics={"fid": "fid_classifier", "fid_pooled": "fid_classifier_pooled", "fid_ema": "fid_classifier"},
     comparable=False,
+    told="run on digits",
 )
 SCALES = {"paper": Scale(), "scaled": SCALED, "smoke": SMOKE}
 ALSO = ("kid", "kid_pooled", "parameters_m", "gmacs", "gmacs_frozen", "paper_cost", "symmetric_cost")
@@ -310,10 +312,10 @@ def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
         in_a_round = 1 if METHODS[method][0] in ("fedphd", "fedavg1") else 5
         settings = (*more, f"rounds={max(1, epochs // in_a_round)}")
         cells.append(_cell(method, {"method": name, "seed": seed}, "cifar10", seed, settings, None, None, {}))
-    title = f"FedPhD and its rivals on CIFAR-10, scaled: 20 clients of two classes, a fifth at a time, {epochs} local epochs in all"
+    title = "FedPhD and its rivals, 20 clients of two classes, a fifth at a time"
     scales = {
-        "scaled": dataclasses.replace(SCALED, factors={}),
-        "smoke": dataclasses.replace(SMOKE, factors={"rounds": 0.1, "algorithm.R_s": 0.25}),
+        "scaled": dataclasses.replace(SCALED, factors={}, told=f"on CIFAR-10: {epochs} local epochs in all"),
+        "smoke": dataclasses.replace(SMOKE, factors={"rounds": 0.1, "algorithm.R_s": 0.25}, told="on digits: a tenth of the rounds"),
     }
     return Table(
         title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg-e1"), also=ALSO, scales=scales

@@ -4,7 +4,7 @@ import dataclasses
 
 from effuse.core.spec import text
 from effuse.core.table import Cell, Scale, Table
-from effuse.recipes.fedddpm.comparison import SCALES, as_tuned, looks
+from effuse.recipes.fedddpm.comparison import as_tuned, looks, scales
 from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
 from effuse.recipes.fedddpm.tables import cell_of
 
@@ -33,8 +33,8 @@ def causes(seeds: tuple[int, ...] = (0, 1, 2), samples: int = 10_000) -> Table:
         more = (*looks(s, method, 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
         cell = cell_of(method, "mnist", {"partition": "shard"}, None, f"seed={seed}", *more, size=size)
         cells.append(dataclasses.replace(cell, labels={"change": name, "seed": seed}))
-    title = "FedDDPM on mnist under shards, scaled, with one thing changed"
-    return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=SCALES)
+    title = "FedDDPM under shards with one thing changed"
+    return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=scales("mnist", AS_IT_IS))
 
 
 # on digits: 48 steps of each client in a round and about as many of the server, at half their rate, as in the comparison; A is as

@@ -44,11 +44,6 @@ TUNED: dict[str, int | float] = {
 }
 FIRST_TUNING_SEED = 100  # those from here on are never reported
 SMALL = ("evaluate.every=0", 'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train"), class_mix(n=200)]')
-# recorded, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
-SCALES = {
-    "scaled": Scale(settings=("speed=graph",), comparable=False),
-    "smoke": dataclasses.replace(SMOKE, settings=SMALL),
-}
 
 
 def comparison(
@@ -70,8 +65,10 @@ def comparison(
         for partition, method, seed in _most_telling_first(seeds)
     ]  # fmt: skip
     also = ("fid_ema", "fid_auxiliary", "fid_pooled", "class_mix", "class_mix_ema", "class_mix_pooled")
-    title = f"FedDDPM and rivals on {data}, {_told(s)}"
-    return Table(title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=also, scales=SCALES)
+    return Table(
+        title="FedDDPM and rivals", cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=also,
+        scales=scales(data, size),
+    )  # fmt: skip
 
 
 def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
@@ -110,15 +107,25 @@ def tuning(
         for method, (knob, values) in KNOBS.items()
         for value in values
     ]  # fmt: skip
-    halved = {name: dataclasses.replace(scale, factors={} if size.rounds else {"rounds": 0.5}) for name, scale in SCALES.items()}
-    title = (
-        f"FedDDPM and rivals on {data}: what was tried on seed {seed}, {_told(s)}{'' if size.rounds else ', the half of them'}"
-    )
-    return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=halved)
+    tried = scales(data, size)
+    if not size.rounds:
+        tried = {n: dataclasses.replace(x, factors={"rounds": 0.5}, told=f"{x.told}, the half of them") for n, x in tried.items()}
+    title = f"FedDDPM and rivals: what was tried on seed {seed}"
+    return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=tried)
+
+
+def scales(data: Data, size: Resized) -> dict[str, Scale]:
+    """One GPU, or two cores, and what either means for a run."""
+    # recorded, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
+    known = {
+        "scaled": Scale(settings=("speed=graph",), comparable=False),
+        "smoke": dataclasses.replace(SMOKE, settings=SMALL),
+    }
+    return {name: dataclasses.replace(scale, told=_told(setting(data, name, size))) for name, scale in known.items()}
 
 
 def _told(s: Setting) -> str:
-    return f"scaled: {s.warmup} epochs of warm-up, {s.cohort} of {s.clients} clients a round, {s.rounds} rounds"
+    return f"on {s.data.name}: {s.warmup} epochs of warm-up, {s.cohort} of {s.clients} clients a round, {s.rounds} rounds"
 
 
 def looks(s: Setting, method: str, every: int, samples: int) -> list[str]:

@@ -36,8 +36,8 @@ PRINTED = {
     ),
 }  # fmt: skip
 STAND_INS = {k: k.replace("fid", "fid_classifier") for k in ("fid", "fid_ema", "fid_auxiliary", "fid_pooled")}
-SMOKE = Scale(metrics=STAND_INS, comparable=False)
-SCALES = {"paper": Scale(), "scaled": Scale(comparable=False), "smoke": SMOKE}
+SMOKE = Scale(metrics=STAND_INS, comparable=False, told="run on digits")
+SCALES = {"paper": Scale(), "scaled": Scale(comparable=False, told="scaled"), "smoke": SMOKE}
 
 
 def loss_curves(method: Literal["fedavg", "localaug", "fedddpm"] = "fedddpm", scale: Size = "paper") -> Recipe:
