@@ -364,6 +364,7 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
     used = [m for m in made if any(key[0] == smaller for key in m._steps)]
     assert used and all(key[0] == smaller for m in used for key in m._steps), "nothing is kept of the wider network"
     assert lines[-1]["gpu_bytes"] < lines[1]["gpu_bytes"], "and its memory is given back"
+    assert {x["at_a_time"] for x in lines} == {2}, "both clients work side by side"
 
 
 def coloured(n: int = 320) -> Dataset:

@@ -63,8 +63,8 @@ def gone(pids: list[int], patience: float = 20.0) -> bool:
 
 
 def lines(folder):
-    """rounds.jsonl without what depends on the clock or on encoding."""
-    dropped = ("seconds", "traffic")
+    """rounds.jsonl without what depends on the clock, on encoding or on the number of processes."""
+    dropped = ("seconds", "traffic", "at_a_time")
     return [{k: v for k, v in record.items() if k not in dropped} for record in RunFolder(folder).records()]
 
 
@@ -79,6 +79,9 @@ def test_two_processes_give_the_weights_of_one(recipe, tmp_path):
     assert two["weights_sha256"] == one["weights_sha256"] and two["metrics"] == one["metrics"]
     assert two["traffic"]["bytes"] == one["traffic"]["bytes"] and two["traffic"]["wire_bytes"]["up"] > 0
     assert lines(tmp_path / "two") == lines(tmp_path / "one"), "images trained elsewhere are counted here"
+    (at_a_time,) = {record["at_a_time"] for record in RunFolder(tmp_path / "two").records()}
+    (alone,) = {record["at_a_time"] for record in RunFolder(tmp_path / "one").records()}
+    assert at_a_time == 2 * slots_each(alone, 2, CPU)
     assert not children(os.getpid())
 
 

@@ -21,6 +21,7 @@ from effuse.diffusion.samplers import Ancestral
 from effuse.engines import simulator
 from effuse.engines.device import machines_for
 from effuse.engines.driver import run
+from effuse.engines.folder import RunFolder
 from effuse.engines.slots import AHEAD, in_slots
 
 CPU = torch.device("cpu")
@@ -156,6 +157,7 @@ def test_two_at_a_time_equal_one(name, tmp_path, monkeypatch):
         both = run(toy_recipe(**options, threads=2), tmp_path / engine, engine=engine)
         assert both["weights_sha256"] == alone["weights_sha256"] and both["metrics"] == alone["metrics"]
         assert both["images"] == alone["images"]
+        assert {record["at_a_time"] for record in RunFolder(tmp_path / engine).records()} == {2}
     assert max(most) == 2 or SERVER in places and len(places) == 1
 
 

@@ -9,7 +9,7 @@ import torch
 from toy import ToyUnet, toy_recipe
 
 from effuse.core.machine import Eager
-from effuse.engines.trial import settled, worthwhile
+from effuse.engines.trial import settled, side_by_side
 
 GIB = 1 << 30
 
@@ -34,15 +34,15 @@ def test_clients_that_do_not_hinder_each_other_all_run_at_a_time() -> None:
     assert len(settled(machines(4), sleeping, said.append, room(100 * GIB, 99 * GIB, 99 * GIB))) == 4 and not said
 
 
-def test_no_gain_no_slots() -> None:
-    """A lock makes four at a time take four times as long."""
+def test_a_busy_gpu_costs_no_slots() -> None:
+    """A lock makes four at a time take four times as long, as another process on the GPU may while the trial lasts."""
     lock = threading.Lock()
 
     def trial(machine: types.SimpleNamespace, owner: int) -> str:
         with lock:
             return sleeping(machine, owner)
 
-    assert len(settled(machines(4), trial, lambda _: None, room(100 * GIB, 99 * GIB, 99 * GIB))) == 1
+    assert len(settled(machines(4), trial, pytest.fail, room(100 * GIB, 99 * GIB, 99 * GIB))) == 4
 
 
 def test_other_bits_than_alone_are_told_and_refused() -> None:
@@ -65,13 +65,16 @@ def test_a_step_that_does_not_repeat_runs_alone() -> None:
 @pytest.mark.parametrize(("left", "n"), [(10, 1), (20, 2), (1, 1), (100, 4)])
 def test_memory_bounds_the_slots(left: int, n: int) -> None:
     """The first recording took 4 GiB, and a machine may come to hold two: with 20 GiB left, (0.8 x 20 + 4) / 8 = 2.5."""
-    assert len(settled(machines(4), sleeping, lambda _: None, room((left + 4) * GIB, left * GIB, left * GIB))) == n
+    said: list[str] = []
+    assert len(settled(machines(4), sleeping, said.append, room((left + 4) * GIB, left * GIB, left * GIB))) == n
+    clients = "1 client" if n == 1 else f"{n} clients"
+    assert said == ([] if n == 4 else [f"the GPU has memory left for {clients} at a time, of the 4 that it could serve"])
 
 
 def test_a_cpu_needs_no_trial() -> None:
     recipe = toy_recipe(model=ToyUnet(dropout=0.0))
     two = [Eager(torch.device("cpu"), recipe.task) for _ in range(2)]
-    assert worthwhile(two, recipe, recipe.data.load("train"), pytest.fail) == two
+    assert side_by_side(two, recipe, recipe.data.load("train"), pytest.fail) == two
 
 
 def test_the_trial_is_a_fit_of_the_recipes_own_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,5 +91,5 @@ def test_the_trial_is_a_fit_of_the_recipes_own_and_leaves_no_trace(monkeypatch: 
         return list(machines)
 
     monkeypatch.setattr("effuse.engines.trial.settled", tried)
-    assert worthwhile(two, recipe, train, pytest.fail) == two
+    assert side_by_side(two, recipe, train, pytest.fail) == two
     assert digests[0] == digests[1] and two[0].meter.images == 0

@@ -40,6 +40,7 @@ class Federation(ABC):
         self.algorithm = algorithm
         self.clients = list(clients)
         self.present = self.clients  # those that may be drawn
+        self.at_a_time: int | None = None  # how many of them work here side by side; None where they are elsewhere
         self._known = set(self.clients)
         self.workbench = workbench
         self.ledger = Ledger(wire)

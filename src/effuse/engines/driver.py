@@ -18,7 +18,7 @@ from effuse.engines.refusals import refuse, refuse_apart
 from effuse.engines.rounds import Run
 from effuse.engines.simulator import InProcess, Simulator, on_disk
 from effuse.engines.stage import Engine, Stage
-from effuse.engines.trial import worthwhile
+from effuse.engines.trial import side_by_side
 
 
 def _in_process(kind: type[InProcess]) -> Engine:
@@ -26,7 +26,7 @@ def _in_process(kind: type[InProcess]) -> Engine:
         recipe, device = stage.recipe, stage.machines[0].device
         with span("data"):
             shards = recipe.shards(stage.train)
-        machines = worthwhile(stage.machines, recipe, stage.train, stage.say)
+        machines = side_by_side(stage.machines, recipe, stage.train, stage.say)
         options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
         options["snapshots"] = on_disk(stage.folder)
         processes = pick_workers(stage.workers, device, recipe.clients)

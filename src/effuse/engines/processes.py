@@ -42,6 +42,7 @@ class Processes(Loopback):
         super().__init__(*args, **kwargs)
         self.recipe, self.folder, self.slots = recipe, folder, slots
         self.processes = [Process(self, number) for number in range(workers)]
+        self.at_a_time = workers * slots
 
     def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
         for process in self.processes:

@@ -221,6 +221,8 @@ class Run:
             "evaluations": evaluations,  # of networks, while drawing images
             "seconds": seconds,
         }
+        if self.fed.at_a_time is not None:
+            record["at_a_time"] = self.fed.at_a_time
         if self.machine.device.type == "cuda":
             record["gpu_bytes"] = torch.cuda.max_memory_reserved()
             torch.cuda.reset_peak_memory_stats()

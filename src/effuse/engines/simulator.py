@@ -43,6 +43,7 @@ class InProcess(Federation):
         self.workers = [Worker(algorithm, seed, self._clients(machine), snapshots, wire) for machine in machines]
         self.worker = self.workers[0]
         self.streams = [machine.stream for machine in machines]
+        self.at_a_time = len(machines)
 
     def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
         """Do a job for every client on some worker, several at a time where there are several."""

@@ -1,7 +1,6 @@
-"""Whether clients side by side on one GPU are worth having there: they must give the bits of one alone, and be faster."""
+"""Whether clients may work side by side on one GPU: they must give the bits of one alone, and there must be room for them."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,12 +14,11 @@ from effuse.engines.slots import in_slots
 
 M = TypeVar("M", bound=Machine)
 STEPS = 20  # of a trial
-GAIN = 1.05  # below that, several at a time only take memory
 SPARE = 0.8  # of the free memory that recordings may take
 
 
-def worthwhile(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Callable[[str], None]) -> list[M]:
-    """As many of a GPU's machines as pay, by a trial of a plain step of the recipe's first solver: what an algorithm adds to it is not tried."""
+def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Callable[[str], None]) -> list[M]:
+    """As many of a GPU's machines as may be at work at a time, by a trial of a plain step of the recipe's first solver: what an algorithm adds to it is not tried."""
     solvers = recipe.algorithm.solvers()
     if len(machines) == 1 or machines[0].stream is None or not solvers:
         return list(machines)
@@ -46,28 +44,22 @@ def worthwhile(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Call
 def settled(
     machines: Sequence[M], trial: Callable[[M, int], str], tell: Callable[[str], None], room: Callable[[], int]
 ) -> list[M]:
-    """The most machines that fit, that all at once repeat what one does alone, and that together do more in the same time."""
+    """The most machines that fit, if all at once they repeat what one does alone; whether that is faster is not asked: on a GPU with
+    other work to do, a stopwatch tells of that."""
     free = room()
     alone = trial(machines[0], 0)
     taken = max(1, free - room())
-    began = time.perf_counter()
     if trial(machines[0], 0) != alone:
         tell("a recorded step does not repeat itself here, so clients go one at a time")
         return list(machines[:1])
-    single = time.perf_counter() - began
     # a machine may come to hold another recording: of a second loss, or of the sampler
-    n = min(len(machines), int((SPARE * room() + taken) // (2 * taken)))
-    while n > 1:
-        some = machines[:n]
-        streams = [machine.stream for machine in some]
-        for _ in range(2):  # at first each records; the second time they really run together
-            began = time.perf_counter()
-            found = {digest for _, digest in in_slots(trial, range(n), some, streams, threads=some[0].threads)}
-            seconds = time.perf_counter() - began
-            if found != {alone}:
-                tell(f"{n} clients at a time would disturb each other here, so they go one at a time")
-                return list(machines[:1])
-        if n * single >= GAIN * seconds:
-            return list(some)
-        n //= 2
-    return list(machines[:1])
+    n = max(1, min(len(machines), int((SPARE * room() + taken) // (2 * taken))))
+    if n < len(machines):
+        tell(f"the GPU has memory left for {n} client{'s' * (n > 1)} at a time, of the {len(machines)} that it could serve")
+    some = machines[:n]
+    streams = [machine.stream for machine in some]
+    for _ in range(2 if n > 1 else 0):  # at first each records; the second time they really run together
+        if {digest for _, digest in in_slots(trial, range(n), some, streams, threads=some[0].threads)} != {alone}:
+            tell(f"{n} clients at a time would disturb each other here, so they go one at a time")
+            return list(machines[:1])
+    return list(some)
