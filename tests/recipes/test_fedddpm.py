@@ -331,7 +331,8 @@ def test_the_comparison_can_be_resized(tmp_path):
     name = "fedddpm.comparison(seeds=[7], size=resized(rounds=20, clients=10, warmup=5, p=0.2, K=2), every=5, samples=1000)"
     table = find_table(name)[1]
     cells = Reproduction("x", table, tmp_path, "scaled").planned.values()
-    plans = {p.cell.labels["method"]: p.recipe for p in sorted(cells, key=lambda p: p.cell.labels["partition"])}  # shards, where there are any
+    # of two partitions shards, which come last by the alphabet
+    plans = {p.cell.labels["method"]: p.recipe for p in sorted(cells, key=lambda p: p.cell.labels["partition"])}
     assert set(plans) == set(COMPARED) >= set(METHODS) and {r.clients for r in plans.values()} == {10}
     assert {r.seed for r in plans.values()} == {7} and plans["fedddpm"].rounds == 20
     # two of ten clients, two epochs each, twenty times: eight epochs a client
@@ -347,7 +348,7 @@ def test_the_comparison_can_be_resized(tmp_path):
 
 
 def test_how_the_comparison_and_its_tuning_look(tmp_path):
-    """Seeds 0, 1 and 2, the first under shards looked at every ten rounds; FID of 10,000 images, while tuning 5,000, to the training set."""
+    """Seeds 0, 1 and 2, the first under shards looked at every ten rounds; FID of 10,000 images to the training set, while tuning 5,000."""
     compared = list(Reproduction(*find_table("fedddpm.comparison"), tmp_path).planned.values())
     tuned = list(Reproduction(*find_table("fedddpm.tuning"), tmp_path).planned.values())
     looks = {p.cell.name: p.recipe.evaluate.every for p in compared if p.cell.labels["method"] == "fedavg"}

@@ -18,7 +18,8 @@ SPARE = 0.8  # of the free memory that recordings may take
 
 
 def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Callable[[str], None]) -> list[M]:
-    """As many of a GPU's machines as may be at work at a time, by a trial of a plain step of the recipe's first solver: what an algorithm adds to it is not tried."""
+    """As many of a GPU's machines as may be at work at a time, by a trial of a plain step of the recipe's first solver: what an
+    algorithm adds to it is not tried."""
     solvers = recipe.algorithm.solvers()
     if len(machines) == 1 or machines[0].stream is None or not solvers:
         return list(machines)

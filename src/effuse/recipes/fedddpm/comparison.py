@@ -53,7 +53,7 @@ def comparison(
     every: int = 10,
     samples: int = 10_000,
 ) -> Table:
-    """All methods and fair controls at the scaled size, which can be changed; looked at on the way under shards with the first seed only."""
+    """All methods and fair controls at the scaled size, which can be changed; on the way looked at under shards, with the first seed."""
     if any(seed >= FIRST_TUNING_SEED for seed in seeds):
         raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
     s = setting(data, "scaled", size)
