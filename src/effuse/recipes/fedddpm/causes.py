@@ -1,4 +1,4 @@
-"""What FedDDPM gains and loses by its auxiliary set: one thing changed at a time, scaled, and on digits for two cores."""
+"""What FedDDPM gains and loses by its auxiliary set: the comparison's run with little changed, and on digits for two cores."""
 
 import dataclasses
 
@@ -9,23 +9,27 @@ from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
 from effuse.recipes.fedddpm.tables import cell_of
 
 LONG = Resized(warmup=48)
-LONGER = Resized(warmup=48, rounds=78)  # those of the comparison's matched FedAvg
 STEP = "algorithm.warmup.lr=5e-4"  # the centralised model's; FedAvg's is smaller since clients drift, and alone nobody does
-# (method, size, settings): is it A's quality, and if so, what do a better A, more rounds and more steps each give?
+# (method, size, settings): is it A's quality, time, the correction's dose or its last steps, and what do more steps give elsewhere?
 CHANGES: dict[str, tuple[str, Resized, tuple[str, ...]]] = {
     "real": ("fedddpm", AS_IT_IS, ("algorithm.real=True",)),
     "warm-up-48": ("fedddpm", LONG, (STEP,)),
-    "warm-up-48-longer": ("fedddpm", LONGER, (STEP,)),
-    "fedavg-matched-48": ("fedavg_matched", LONG, ()),
-    "plus-warm-up-48": ("plus", LONG, (STEP,)),
     "warm-up-rate": ("fedddpm", AS_IT_IS, (STEP,)),
+    "longer": ("fedddpm", Resized(rounds=78), ()),  # those of the matched FedAvg
+    "fedavg-matched-48": ("fedavg_matched", LONG, ()),
+    "warm-up-48-longer": ("fedddpm", Resized(warmup=48, rounds=78), (STEP,)),
+    "none": ("fedddpm", AS_IT_IS, ()),
+    "small-step": ("fedddpm", AS_IT_IS, ("algorithm.central.lr=1e-5",)),
+    "plus-warm-up-48": ("plus", LONG, (STEP,)),
+    "plus-real": ("plus", AS_IT_IS, ("algorithm.real=True",)),
+    "averaged-correction": ("fedddpm", AS_IT_IS, ("algorithm.central.ema=0.9",)),
 }
 REPEATED = ("real", "warm-up-48")
 ALSO = ("fid_ema", "fid_auxiliary", "class_mix", "class_mix_ema", "class_mix_auxiliary")
 
 
 def causes(seeds: tuple[int, ...] = (0, 1, 2), samples: int = 10_000) -> Table:
-    """FedDDPM under the comparison's shards with one thing changed, most telling first; an average at the server beside all."""
+    """FedDDPM under the comparison's shards with little changed, most telling first; an average at the server beside all."""
     cells = []
     for name, seed in [*((n, seeds[0]) for n in CHANGES), *((n, s) for s in seeds[1:] for n in REPEATED)]:
         method, size, settings = CHANGES[name]
@@ -33,7 +37,7 @@ def causes(seeds: tuple[int, ...] = (0, 1, 2), samples: int = 10_000) -> Table:
         more = (*looks(s, method, 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
         cell = cell_of(method, "mnist", {"partition": "shard"}, None, f"seed={seed}", *more, size=size)
         cells.append(dataclasses.replace(cell, labels={"change": name, "seed": seed}))
-    title = "FedDDPM under shards with one thing changed"
+    title = "FedDDPM under shards with little changed"
     return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=scales("mnist", AS_IT_IS))
 
 

@@ -94,8 +94,8 @@ def tuning(
     size: Resized = AS_IT_IS,
     samples: int = 5_000,
 ) -> Table:
-    """Three values of one knob of each method under shards, on a seed that is not reported, in half of the rounds, all at FedAvg's best
-    `rate`, which comes first."""
+    """Three values of one knob of each method, or four where one was added, under shards, on a seed that is not reported, in half of
+    the rounds, all at FedAvg's best `rate`, which comes first."""
     if seed < FIRST_TUNING_SEED:
         raise RecipeError(f"fedddpm.tuning: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")
     s = setting(data, "scaled", size)
