@@ -18,7 +18,7 @@ from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction
 from effuse.metrics.fidelity import FID, KID
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.fedphd import TELLING
+from effuse.recipes.fedphd.comparison import TELLING
 
 # CIFAR-10's and CelebA's labels need no files
 CIFAR = ["data=labels(sizes=[5000]*10, side=32, channels=3)", "evaluate.metrics=[]"]

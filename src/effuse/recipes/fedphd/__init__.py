@@ -1,0 +1,1 @@
+"""FedPhD: the methods, the published tables, and a comparison of our own."""
