@@ -306,6 +306,7 @@ def test_the_lengths_of_a_warm_up_cost_what_their_controls_cost(tmp_path):
     spent = {name: cost["client"] + cost["server"] for name, cost in costs.items()}
     for warmup, steps, rounds in ((20, 4_740, 50), (60, 5_700, 60), (200, 9_060, 95)):
         assert spent[f"fedddpm-{warmup}-3"] == steps and spent[f"fedavg-matched-{warmup}-3"] == 96 * rounds
+    assert spent["fedddpm-longer-20-3"] == 480 + 95 * 142, "the poorest A, for the rounds of the longest FedAvg"
     assert (spent["fedavg-0-3"], spent["fedddpm-real-0-3"]) == (30 * 96, 4_260) and {p.recipe.seed for p in plans} == {3}
     assert len({str(p.recipe.model) for p in plans}) == len({str(p.recipe.sampler) for p in plans}) == 1
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from effuse.core.errors import RecipeError
 from effuse.core.table import Scale, Table
-from effuse.recipes.fedddpm.methods import AS_IT_IS, AVERAGE, Data, Resized, Setting, alone, setting
+from effuse.recipes.fedddpm.methods import AS_IT_IS, AVERAGE, Data, Resized, Setting, Size, alone, setting
 from effuse.recipes.fedddpm.tables import SMOKE, cell_of
 
 # FedAvg keeps an average of its model beside it, which is `fedavg_ema`
@@ -117,7 +117,7 @@ def tuning(
 def scales(data: Data, size: Resized) -> dict[str, Scale]:
     """One GPU, or two cores, and what either means for a run."""
     # recorded, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
-    known = {
+    known: dict[Size, Scale] = {
         "scaled": Scale(settings=("speed=graph",), comparable=False),
         "smoke": dataclasses.replace(SMOKE, settings=SMALL),
     }
