@@ -10,6 +10,7 @@ from toy import ToyUnet
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedphd import FedPhD, homogeneity
+from effuse.core.errors import RecipeError
 from effuse.core.recipe import Recipe
 from effuse.core.table import Cell
 from effuse.diffusion.samplers import Ddim, quadratic
@@ -314,6 +315,23 @@ def test_the_comparison_repeats_what_is_telling():
     recipes = [find_recipe(c.recipe.replace("{scale}", "scaled"))[1].changed(list(c.settings)) for c in cells]
     assert all(one != other for i, one in enumerate(recipes) for other in recipes[:i])
     assert {cell.labels["seed"] for cell in find_table("fedphd.comparison(seeds=[7])")[1].cells} == {7}
+
+
+def test_rates_are_tuned_on_a_seed_of_their_own_and_taken_by_all(tmp_path, monkeypatch):
+    """FedAvg with one epoch in each of 50 rounds and five in each of 10, half of what the comparison has; then all take the rate of
+    those with as many epochs a round."""
+    tried = list(Reproduction(*find_table("fedphd.tuning"), tmp_path).planned.values())
+    found = [(p.recipe.algorithm.local.epochs, p.recipe.rounds, p.recipe.algorithm.local.lr) for p in tried]
+    assert found == [(1, 50, 2e-4), (1, 50, 5e-4), (1, 50, 1e-3), (5, 10, 2e-4), (5, 10, 5e-4), (5, 10, 1e-3)]
+    assert {p.recipe.seed for p in tried} == {100} and {p.recipe.evaluate.metrics[0].n for p in tried} == {5000}
+    monkeypatch.setattr("effuse.recipes.fedphd.comparison.TUNED", {1: 7e-4, 5: 3e-4})
+    plans = Reproduction(*find_table("fedphd.comparison"), tmp_path).planned
+    rates = {name: p.recipe.algorithm.local.lr for name, p in plans.items()}
+    ones = {name for name, rate in rates.items() if rate == 7e-4}
+    assert ones == {name for name in plans if name.startswith(("fedphd", "fedavg-e1", "centralised"))} and {*rates.values()} == {7e-4, 3e-4}
+    for wrong in ("fedphd.comparison(seeds=[0, 100])", "fedphd.tuning(seed=99)"):
+        with pytest.raises(RecipeError, match="choose"):
+            find_table(wrong)
 
 
 # what makes a run a matter of seconds and leaves its protocol alone

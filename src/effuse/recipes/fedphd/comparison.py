@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 
-from effuse.core.table import Table
+from effuse.core.errors import RecipeError
+from effuse.core.table import Cell, Scale, Table
 from effuse.recipes.fedphd.tables import ALSO, METHODS, SCALED, SMOKE, UNPRUNED, cell_of
 
 NEITHER = ("algorithm.selection=random", "algorithm.weights=size")
@@ -32,24 +33,52 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "scaffold-ii": ("scaffold-ii", ()),
 }
 LAST = ("fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii")  # after more seeds of the telling ones
+# learning rates that are tried with one and with five local epochs a round, and what was found best: the paper's until `tuning` is run
+RATES = (2e-4, 5e-4, 1e-3)
+TUNED = {1: 2e-4, 5: 2e-4}
+FIRST_TUNING_SEED = 100  # those from here on are never reported
 TELLING = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os", "fedphd-44-random-edges")
 
 
 def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
     """All methods, all shares of pruning and what each part gives, scaled, for so many local epochs; the telling ones on all seeds."""
+    if any(seed >= FIRST_TUNING_SEED for seed in seeds):
+        raise RecipeError(f"fedphd.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
     cells = []
     others = [name for name in COMPARED if name not in (*TELLING, *LAST)]
     first, more_seeds = itertools.product(seeds[:1], (*TELLING, *others)), itertools.product(seeds[1:], TELLING)
     for seed, name in [*first, *more_seeds, *itertools.product(seeds[:1], LAST)]:
         method, more = COMPARED[name]
-        in_a_round = 1 if METHODS[method][0] in ("fedphd", "fedavg1") else 5
-        settings = (*more, f"rounds={max(1, epochs // in_a_round)}")
-        cells.append(cell_of(method, {"method": name, "seed": seed}, "cifar10", seed, settings, None, None, {}))
+        rate = TUNED[1 if method == "centralised" else _in_a_round(method)]  # in one place nobody drifts
+        cells.append(_cell(method, {"method": name, "seed": seed}, seed, epochs, rate, more))
     title = "FedPhD and its rivals, 20 clients of two classes, a fifth at a time"
-    scales = {
+    against = ("method", "fedavg-e1")
+    return Table(title=title, cells=tuple(cells), repeats="seed", against=against, also=ALSO, scales=_scales(epochs))
+
+
+def tuning(seed: int = FIRST_TUNING_SEED, epochs: int = 50) -> Table:
+    """FedAvg's learning rate with one and with five local epochs a round, on a seed that is not reported, in half of the epochs."""
+    if seed < FIRST_TUNING_SEED:
+        raise RecipeError(f"fedphd.tuning: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")
+    tried = itertools.product(("fedavg-e1", "fedavg"), RATES)
+    cells = [_cell(method, {"method": method, "rate": f"{rate:g}"}, seed, epochs, rate) for method, rate in tried]
+    scale = _scales(epochs)["scaled"]  # a smaller one has a rate of its own
+    scale = dataclasses.replace(scale, settings=(*scale.settings, "evaluate.metrics=[fid(n=5000, split='train')]"))
+    return Table(title=f"FedAvg on FedPhD's clients: rates, on seed {seed}", cells=tuple(cells), scales={"scaled": scale})
+
+
+def _in_a_round(method: str) -> int:
+    return 1 if METHODS[method][0] in ("fedphd", "fedavg1") else 5
+
+
+def _cell(method: str, labels: dict[str, str | int], seed: int, epochs: int, rate: float, more: tuple[str, ...] = ()) -> Cell:
+    settings = (f"algorithm.local.lr={rate:g}", *more, f"rounds={max(1, epochs // _in_a_round(method))}")
+    return cell_of(method, labels, "cifar10", seed, settings, None, None, {})
+
+
+def _scales(epochs: int) -> dict[str, Scale]:
+    small = {"rounds": 0.1, "algorithm.R_s": 0.25}
+    return {
         "scaled": dataclasses.replace(SCALED, factors={}, told=f"on CIFAR-10: {epochs} local epochs in all"),
-        "smoke": dataclasses.replace(SMOKE, factors={"rounds": 0.1, "algorithm.R_s": 0.25}, told="on digits: a tenth of the rounds"),
+        "smoke": dataclasses.replace(SMOKE, factors=small, told="on digits: a tenth of the rounds"),
     }
-    return Table(
-        title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg-e1"), also=ALSO, scales=scales
-    )
