@@ -37,24 +37,31 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Ca
     meter = machines[0].meter
     counted = meter.images
     try:
-        return settled(machines, trial, tell, room=lambda: torch.cuda.mem_get_info(machines[0].device)[0])
+        device = machines[0].device
+        # what is free is everybody's, and another process may take some at any moment; what a recording takes is ours
+        memory = (lambda: torch.cuda.mem_get_info(device)[0], lambda: torch.cuda.memory_reserved(device))
+        return settled(machines, trial, tell, *memory)
     finally:
         meter.images = counted  # nobody asked for this work
 
 
 def settled(
-    machines: Sequence[M], trial: Callable[[M, int], str], tell: Callable[[str], None], room: Callable[[], int]
+    machines: Sequence[M],
+    trial: Callable[[M, int], str],
+    tell: Callable[[str], None],
+    free: Callable[[], int],
+    held: Callable[[], int],
 ) -> list[M]:
     """The most machines that fit, if all at once they repeat what one does alone; whether that is faster is not asked: on a GPU with
     other work to do, a stopwatch tells of that."""
-    free = room()
+    before = held()
     alone = trial(machines[0], 0)
-    taken = max(1, free - room())
+    taken = max(1, held() - before)
     if trial(machines[0], 0) != alone:
         tell("a recorded step does not repeat itself here, so clients go one at a time")
         return list(machines[:1])
     # a machine may come to hold another recording: of a second loss, or of the sampler
-    n = max(1, min(len(machines), int((SPARE * room() + taken) // (2 * taken))))
+    n = max(1, min(len(machines), int((SPARE * free() + taken) // (2 * taken))))
     if n < len(machines):
         tell(f"the GPU has memory left for {n} client{'s' * (n > 1)} at a time, of the {len(machines)} that it could serve")
     some = machines[:n]
