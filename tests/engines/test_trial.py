@@ -19,8 +19,8 @@ def machines(n: int) -> list[types.SimpleNamespace]:
 
 
 def memory(free: int, taken: int):
-    """What is free after the first recording, and what we hold before and after it, half a GiB of it of other things."""
-    held = iter((GIB // 2, GIB // 2 + taken * GIB))
+    """What is free after the first recording, and what we hold before and after it, 8 GiB of it of other things."""
+    held = iter((8 * GIB, (8 + taken) * GIB))
     return lambda: free * GIB, lambda: next(held)
 
 
