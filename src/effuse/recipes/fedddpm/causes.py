@@ -44,7 +44,6 @@ def causes(seeds: tuple[int, ...] = (0, 1, 2), samples: int = 10_000) -> Table:
 # on digits: 48 steps of each client in a round and about as many of the server, at half their rate, as in the comparison; A is as
 # large as the training set, so that it can be measured as well as the model, and is not learnt by heart
 ROUNDS, K, E = 30, 12, 2
-LONGER = 95  # rounds: those of the FedAvg that is matched to the longest warm-up
 SAMPLER = 'ddim(steps=25, spacing="quadratic", eta=0.5, clip=True, batch=256)'
 DIGITS = (
     "model=unet(widths=[16, 32], layers=1, attention=[], middle_attention=False, groups=8, side=8, channels=1)",
@@ -56,14 +55,16 @@ CORRECTION = (f"algorithm.sampler={SAMPLER}", "algorithm.share=1", f"algorithm.c
 
 def warmups(seeds: tuple[int, ...] = (0, 1, 2), epochs: tuple[int, ...] = (20, 60, 200)) -> Table:
     """FedDDPM on digits by the epochs of its warm-up, with real images, and for more rounds, beside FedAvg with as many gradient steps."""
+    # six clients with four batches each, two of them a round: 24 steps of warm-up an epoch, 96 and E x 23 in a round
+    matched = {w: -(-(24 * w + ROUNDS * (96 + E * 23)) // 96) for w in epochs}
     cells = []
     for seed in seeds:
         cells += [_digits("fedavg", "fedavg", 0, ROUNDS, seed)]
         cells += [_digits("fedddpm", "fedddpm", w, ROUNDS, seed, CORRECTION) for w in epochs]
         cells += [_digits("fedddpm", "fedddpm-real", 0, ROUNDS, seed, (*CORRECTION, "algorithm.real=True"))]
-        # six clients with four batches each, two of them a round: 24 steps of warm-up an epoch, 96 and E x 23 in a round
-        cells += [_digits("fedavg", "fedavg-matched", w, -(-(24 * w + ROUNDS * (96 + E * 23)) // 96), seed) for w in epochs]
-    cells += [_digits("fedddpm", "fedddpm-longer", epochs[0], LONGER, seed, CORRECTION) for seed in seeds]
+        cells += [_digits("fedavg", "fedavg-matched", w, rounds, seed) for w, rounds in matched.items()]
+    # the poorest A for as many rounds as the longest of those
+    cells += [_digits("fedddpm", "fedddpm-longer", min(epochs), max(matched.values()), seed, CORRECTION) for seed in seeds]
     return Table(
         title="FedDDPM on digits by the epochs of its warm-up, beside FedAvg with the same steps",
         cells=tuple(cells), repeats="seed", also=("fid_classifier_auxiliary", "class_mix"),

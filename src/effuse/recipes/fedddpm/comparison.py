@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Iterator
 
-from effuse.core.errors import RecipeError
 from effuse.core.table import Scale, Table
 from effuse.recipes.fedddpm.methods import AS_IT_IS, AVERAGE, Data, Resized, Setting, Size, alone, setting
 from effuse.recipes.fedddpm.tables import SMOKE, cell_of
+from effuse.recipes.seeds import FIRST_TUNING_SEED, refuse_results, refuse_tuning
 
 # FedAvg keeps an average of its model beside it, which is `fedavg_ema`
 TELLING = ("fedavg", "fedddpm", "plus", "fedavg_matched")
@@ -42,7 +42,6 @@ TUNED: dict[str, int | float] = {
     "fedavg_matched": 0.0002,
     "centralised": 0.0005,
 }
-FIRST_TUNING_SEED = 100  # those from here on are never reported
 SMALL = ("evaluate.every=0", 'evaluate.metrics=[fid(n=200, encoder=classifier(), split="train"), class_mix(n=200)]')
 
 
@@ -54,8 +53,7 @@ def comparison(
     samples: int = 10_000,
 ) -> Table:
     """All methods and fair controls at the scaled size, which can be changed; on the way looked at under shards, with the first seed."""
-    if any(seed >= FIRST_TUNING_SEED for seed in seeds):
-        raise RecipeError(f"fedddpm.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
+    refuse_results("fedddpm.comparison", seeds)
     s = setting(data, "scaled", size)
     cells = [
         cell_of(
@@ -96,8 +94,7 @@ def tuning(
 ) -> Table:
     """Three values of one knob of each method, or four where one was added, under shards, on a seed that is not reported, in half of
     the rounds, all at FedAvg's best `rate`, which comes first."""
-    if seed < FIRST_TUNING_SEED:
-        raise RecipeError(f"fedddpm.tuning: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")
+    refuse_tuning("fedddpm.tuning", seed)
     s = setting(data, "scaled", size)
     cells = [
         cell_of(

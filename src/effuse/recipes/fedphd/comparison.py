@@ -3,9 +3,9 @@
 import dataclasses
 import itertools
 
-from effuse.core.errors import RecipeError
 from effuse.core.table import Cell, Scale, Table
 from effuse.recipes.fedphd.tables import ALSO, METHODS, SCALED, SMOKE, UNPRUNED, cell_of
+from effuse.recipes.seeds import FIRST_TUNING_SEED, refuse_results, refuse_tuning
 
 NEITHER = ("algorithm.selection=random", "algorithm.weights=size")
 # by how telling they are, and those of one network beside each other, for they share recordings
@@ -36,14 +36,12 @@ LAST = ("fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii")  # after m
 # learning rates that are tried with one and with five local epochs a round, and what was found best: the paper's until `tuning` is run
 RATES = (2e-4, 5e-4, 1e-3)
 TUNED = {1: 2e-4, 5: 2e-4}
-FIRST_TUNING_SEED = 100  # those from here on are never reported
 TELLING = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os", "fedphd-44-random-edges")
 
 
 def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
     """All methods, all shares of pruning and what each part gives, scaled, for so many local epochs; the telling ones on all seeds."""
-    if any(seed >= FIRST_TUNING_SEED for seed in seeds):
-        raise RecipeError(f"fedphd.comparison: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
+    refuse_results("fedphd.comparison", seeds)
     cells = []
     others = [name for name in COMPARED if name not in (*TELLING, *LAST)]
     first, more_seeds = itertools.product(seeds[:1], (*TELLING, *others)), itertools.product(seeds[1:], TELLING)
@@ -58,8 +56,7 @@ def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
 
 def tuning(seed: int = FIRST_TUNING_SEED, epochs: int = 50) -> Table:
     """FedAvg's learning rate with one and with five local epochs a round, on a seed that is not reported, in half of the epochs."""
-    if seed < FIRST_TUNING_SEED:
-        raise RecipeError(f"fedphd.tuning: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")
+    refuse_tuning("fedphd.tuning", seed)
     tried = itertools.product(("fedavg-e1", "fedavg"), RATES)
     cells = [_cell(method, {"method": method, "rate": f"{rate:g}"}, seed, epochs, rate) for method, rate in tried]
     scale = _scales(epochs)["scaled"]  # a smaller one has a rate of its own
