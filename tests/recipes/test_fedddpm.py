@@ -372,7 +372,10 @@ def test_the_most_telling_cells_come_first():
     assert order[16:28] == [(m, "shard", seed) for m in RIVALS for seed in (4, 5, 6)]
     assert order[28:31] == [(m, "shard", 4) for m in BOUNDS]
     assert order[31:39] == [(m, "dir0.1", seed) for m in TELLING for seed in (5, 6)]
-    assert order[-3:] == [("fedavg_size", "dir0.1", seed) for seed in (4, 5, 6)]
+    assert order[39:51] == [(m, "dir0.1", seed) for m in RIVALS for seed in (4, 5, 6)]
+    assert order[51:55] == [(m, "shard", seed) for m in ("centralised", "local_only") for seed in (5, 6)]
+    assert order[-2:] == [("aux_only", "dir0.1", seed) for seed in (5, 6)]  # the dearest, by their synthesis
+    assert len(order) == len({*order}) == 66
 
 
 def test_sizes_weigh_in_one_control_only(tmp_path):

@@ -78,9 +78,13 @@ def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]
         ("shard", RIVALS, seeds),
         ("shard", BOUNDS, first),
         ("dir0.1", TELLING, others),
-        ("dir0.1", (*RIVALS, "aux_only", "local_only"), seeds),  # all data in one place have no partition
-        ("shard", BOUNDS, others),
+        ("dir0.1", RIVALS, seeds),
+        ("shard", ("centralised", "local_only"), others),
+        ("dir0.1", ("local_only",), seeds),  # all data in one place have no partition
+        ("dir0.1", ("aux_only",), first),  # ten times the synthesis of the others: its further seeds come last
+        ("shard", ("aux_only",), others),
         ("dir0.1", ("fedavg_size",), seeds),
+        ("dir0.1", ("aux_only",), others),
     ):
         yield from ((partition, method, seed) for method in methods for seed in chosen)
 
