@@ -177,7 +177,7 @@ def test_the_scaled_quick_test_ends_falling_curves_in_time(sigma):
 
 
 TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison",
-          "fedddpm.tuning", "fedddpm.causes", "fedddpm.warmups")  # fmt: skip
+          "fedddpm.tuning", "fedddpm.causes", "fedddpm.warmups", "fedddpm.unequal")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -1,12 +1,13 @@
 """What FedDDPM gains and loses by its auxiliary set: the comparison's run with little changed, and on digits for two cores."""
 
 import dataclasses
+from typing import Literal
 
 from effuse.core.spec import text
 from effuse.core.table import Cell, Scale, Table
 from effuse.recipes.fedddpm.comparison import as_tuned, looks, scales
 from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
-from effuse.recipes.fedddpm.tables import cell_of
+from effuse.recipes.fedddpm.tables import PARTITIONS, cell_of
 
 LONG = Resized(warmup=48)
 STEP = "algorithm.warmup.lr=5e-4"  # the centralised model's; FedAvg's is smaller since clients drift, and alone nobody does
@@ -53,18 +54,22 @@ DIGITS = (
 CORRECTION = (f"algorithm.sampler={SAMPLER}", "algorithm.share=1", f"algorithm.central.epochs={E}", "algorithm.central.lr=1e-3")
 
 
-def warmups(seeds: tuple[int, ...] = (0, 1, 2), epochs: tuple[int, ...] = (20, 60, 200)) -> Table:
+def warmups(
+    seeds: tuple[int, ...] = (0, 1, 2),
+    epochs: tuple[int, ...] = (20, 60, 200),
+    partition: Literal["shard", "dir0.1"] = "shard",
+) -> Table:
     """FedDDPM on digits by the epochs of its warm-up, with real images, and for more rounds, beside FedAvg with as many gradient steps."""
-    # six clients with four batches each, two of them a round: 24 steps of warm-up an epoch, 96 and E x 23 in a round
+    # six clients with four batches each (under Dirichlet on average), two of them a round: 24 steps of warm-up an epoch, 96 and E x 23 in
+    # a round
     matched = {w: -(-(24 * w + ROUNDS * (96 + E * 23)) // 96) for w in epochs}
-    cells = []
-    for seed in seeds:
-        cells += [_digits("fedavg", "fedavg", 0, ROUNDS, seed)]
-        cells += [_digits("fedddpm", "fedddpm", w, ROUNDS, seed, CORRECTION) for w in epochs]
-        cells += [_digits("fedddpm", "fedddpm-real", 0, ROUNDS, seed, (*CORRECTION, "algorithm.real=True"))]
-        cells += [_digits("fedavg", "fedavg-matched", w, rounds, seed) for w, rounds in matched.items()]
+    plan = [("fedavg", "fedavg", 0, ROUNDS, ())]
+    plan += [("fedddpm", "fedddpm", w, ROUNDS, CORRECTION) for w in epochs]
+    plan += [("fedddpm", "fedddpm-real", 0, ROUNDS, (*CORRECTION, "algorithm.real=True"))]
+    plan += [("fedavg", "fedavg-matched", w, rounds, ()) for w, rounds in matched.items()]
+    cells = [_digits(*row, seed, partition) for seed in seeds for row in plan]
     # the poorest A for as many rounds as the longest of those
-    cells += [_digits("fedddpm", "fedddpm-longer", min(epochs), max(matched.values()), seed, CORRECTION) for seed in seeds]
+    cells += [_digits("fedddpm", "fedddpm-longer", min(epochs), max(matched.values()), CORRECTION, seed, partition) for seed in seeds]
     return Table(
         title="FedDDPM on digits by the epochs of its warm-up, beside FedAvg with the same steps",
         cells=tuple(cells), repeats="seed", also=("fid_classifier_auxiliary", "class_mix"),
@@ -72,10 +77,28 @@ def warmups(seeds: tuple[int, ...] = (0, 1, 2), epochs: tuple[int, ...] = (20, 6
     )  # fmt: skip
 
 
-def _digits(method: str, name: str, warmup: int, rounds: int, seed: int, more: tuple[str, ...] = ()) -> Cell:
+def _digits(method: str, name: str, warmup: int, rounds: int, more: tuple[str, ...], seed: int, partition: str) -> Cell:
     size = Resized(rounds=rounds, K=K, warmup=warmup or None)
     recipe = "fedddpm" if method == "fedddpm" else f"fedddpm.{method}"
     return Cell(
         labels={"method": name, "warmup": warmup, "seed": seed}, recipe=f'{recipe}(scale="smoke", size={text(size, full=False)})',
-        settings=(*DIGITS, *more, f"seed={seed}"), metric="fid_classifier",
+        settings=(*DIGITS, *more, f"partition={PARTITIONS[partition]}", f"seed={seed}"), metric="fid_classifier",
     )  # fmt: skip
+
+
+def unequal(seeds: tuple[int, ...] = (0, 1, 2)) -> Table:
+    """SCAFFOLD and MoFedSAM on digits that are dealt out by Dirichlet 0.1: a client's epochs, some of few batches, or as many steps of each."""
+    # as in the comparison: ten clients, four a round, some 30 steps of each on average, and of the smallest a few
+    units = {"epochs": "algorithm.local.epochs=3", "steps": "algorithm.local.epochs=None; algorithm.local.steps=30"}
+    rivals = {"fedavg": (), "scaffold": (), "mofedsam": ("algorithm.alpha=0.5", "algorithm.rho=0.01")}
+    cells = [
+        Cell(
+            labels={"method": method, "unit": unit, "seed": seed}, recipe=f'fedddpm.{method}(scale="smoke", size=resized(rounds={ROUNDS}, clients=10, p=0.4))',
+            settings=(*DIGITS, *more, "algorithm.local.batch=16", *work.split("; "), f"partition={PARTITIONS['dir0.1']}", f"seed={seed}"),
+            metric="fid_classifier",
+        )
+        for seed in seeds for method, more in rivals.items() for unit, work in units.items()
+    ]  # fmt: skip
+    title = "On digits by Dirichlet 0.1: three epochs of every client, or 30 steps"
+    scales = {"digits": Scale(comparable=False)}
+    return Table(title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=("class_mix",), scales=scales)
