@@ -18,6 +18,7 @@ from effuse.engines.check import check
 from effuse.engines.driver import run
 from effuse.engines.reproduce import Reproduction
 from effuse.metrics.fidelity import FID, KID
+from effuse.metrics.tones import Tones
 from effuse.recipes import find_recipe, find_table
 from effuse.recipes.fedphd.comparison import TELLING
 
@@ -237,7 +238,7 @@ def test_the_scaled_protocol(tmp_path):
         assert not again.scale.comparable
         for plan in again.planned.values():
             recipe = plan.recipe
-            assert recipe.evaluate.metrics == (FID(n=10_000, split="train"), KID(n=10_000, split="train"))
+            assert recipe.evaluate.metrics == (FID(n=10_000, split="train"), KID(n=10_000, split="train"), Tones(n=10_000))
             assert recipe.sampler == Ddim(steps=100, spacing="quadratic", eta=0.5, clip=True, batch=1000)
             share = 1.0 if isinstance(recipe.algorithm, Centralised) else recipe.algorithm.cohort
             if plan.cell.labels.get("equal") != "rounds":

@@ -9,7 +9,7 @@ SCALED = Scale(
     # half the width, a quarter of the arithmetic; sixteen groups, as wide as the paper's 32 are, so that pruning takes the same shares
     settings=(
         "model=cifar_unet(widths=[64, 128, 128, 128], groups=16, dropout=0.0)",
-        "evaluate.metrics=[fid(n=10000, split='train'), kid(n=10000, split='train')]",
+        "evaluate.metrics=[fid(n=10000, split='train'), kid(n=10000, split='train'), tones(n=10000)]",
         "evaluate.personal=pooled",  # the number that counts where clients own their models, at a twentieth of the price
         # noise on the way and clipped predictions: see SHORT in fedddpm/methods.py
         "sampler=ddim(steps=100, spacing=quadratic, eta=0.5, clip=True, batch=1000)",
@@ -36,7 +36,7 @@ SMOKE = Scale(
     told="run on digits",
 )
 SCALES = {"paper": Scale(), "scaled": SCALED, "smoke": SMOKE}
-ALSO = ("kid", "kid_pooled", "parameters_m", "gmacs", "gmacs_frozen", "paper_cost", "symmetric_cost")
+ALSO = ("kid", "kid_pooled", "tones", "tones_pooled", "parameters_m", "gmacs", "gmacs_frozen", "paper_cost", "symmetric_cost")
 
 # how a method is run: its recipe, settings, and the number that counts
 METHODS: dict[str, tuple[str, tuple[str, ...], str]] = {

@@ -1,0 +1,47 @@
+"""Tones: whether a model's pixels are as dark and as bright as real ones; a faint haze that eyes overlook moves it, and FID."""
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from effuse.core.data import Split
+from effuse.core.metric import Measurement, Metric, Protocol, Subject
+from effuse.core.spec import spec
+from effuse.metrics.encoders import stored
+
+BINS = 32  # of eight of the 256 stored values each
+AT_ONCE = 5000  # real images, which may be many
+
+
+@spec
+class Tones(Metric):
+    """The share of pixels that would have to be darker or brighter for their histogram to be that of real images; no encoder."""
+
+    n: PositiveInt = 1000
+    split: Split = "train"
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        real = subject.real(self.split)
+        ours = shares(stored(subject.samples(self.n).pixels, clipped=False))
+        parts = [stored(real.floats(some.cpu()), clipped=False) for some in real.images.split(AT_ONCE)]
+        theirs = sum(shares(part) * len(part) for part in parts) / len(real)
+        protocol: Protocol = {
+            "bins": BINS,
+            "generated": self.n,
+            "reference": len(real),
+            "split": self.split,
+            "data": subject.data,
+        }
+        return {"tones": Measurement(apart(ours, theirs), protocol)}
+
+
+def shares(images: Tensor) -> Tensor:
+    """How much of each channel's pixels has each tone: C x BINS, rows of sum 1."""
+    tones = images.to(torch.int64) // (256 // BINS)
+    counts = torch.stack([channel.flatten().bincount(minlength=BINS) for channel in tones.unbind(1)])
+    return counts.double() / counts.sum(dim=1, keepdim=True)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Half the sum of what two histograms differ by, on average over channels."""
+    return float((a - b).abs().sum(dim=1).mean() / 2)
