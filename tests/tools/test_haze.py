@@ -1,0 +1,39 @@
+"""Haze: a grid is read back as it was written, and what lies at its images' borders is put on others."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from effuse.core.metric import Images
+from effuse.engines.grid import grid_array
+
+TOOL = Path(__file__).parent.parent.parent / "tools" / "haze.py"
+found = importlib.util.spec_from_file_location("haze", TOOL)
+haze = importlib.util.module_from_spec(found)
+found.loader.exec_module(haze)
+
+
+def test_a_grid_is_read_back():
+    written = np.random.default_rng(0).integers(0, 256, (9, 28, 28)).astype(np.uint8)
+    picture = grid_array(Images(torch.from_numpy(written)[:, None] / 127.5 - 1))
+    assert (haze.tiles(picture[..., 0]) == written).all()
+
+
+def test_borders_are_what_is_outside_of_the_middle():
+    """28 x 28 less the 22 x 22 in the middle: 300 pixels."""
+    images = np.zeros((2, 28, 28), np.uint8)
+    images[1, 3:-3, 3:-3] = 255
+    assert haze.borders(images).shape == (2, 300) and not haze.borders(images).any()
+    images[1, 2, 5] = 7
+    assert haze.borders(images)[1].sum() == 7
+
+
+def test_a_haze_is_added_and_never_wraps():
+    """A border of 20 everywhere: black becomes 20, white stays white; one of two values leaves both of them."""
+    images = np.stack([np.zeros((28, 28)), np.full((28, 28), 250)]).astype(np.uint8)
+    grey = haze.hazed(images, np.full((1, 300), 20, np.uint8), np.random.default_rng(0))
+    assert (grey[0] == 20).all() and (grey[1] == 255).all()
+    two = haze.hazed(images[:1], np.array([[0, 30]], np.uint8), np.random.default_rng(0))
+    assert {*two.flatten()} == {0, 30}
