@@ -311,6 +311,31 @@ def test_the_lengths_of_a_warm_up_cost_what_their_controls_cost(tmp_path):
     assert len({str(p.recipe.model) for p in plans}) == len({str(p.recipe.sampler) for p in plans}) == 1
 
 
+def test_the_digits_may_be_dealt_out_by_dirichlet(tmp_path):
+    """The same cells, and of each nothing but the partition is another."""
+    shards, skewed = (
+        Reproduction(*find_table(f"fedddpm.warmups(seeds=[3]{more})"), tmp_path).planned for more in ("", ', partition="dir0.1"')
+    )
+    assert shards.keys() == skewed.keys() and len(shards) == 9
+    for name, plan in skewed.items():
+        assert str(plan.recipe.partition).startswith("label_skew(beta=0.1") and "shards" in str(shards[name].recipe.partition)
+        assert plan.recipe == shards[name].recipe.changed(["partition=label_skew(beta=0.1, top_up=True)"])
+
+
+def test_unequal_clients_by_epochs_and_by_steps(tmp_path):
+    """Three epochs of batches of 16, or 30 steps, and nothing else; from three steps of the smallest client to 75 of the largest."""
+    plans = Reproduction(*find_table("fedddpm.unequal"), tmp_path).planned
+    assert len(plans) == 18
+    sizes = []
+    for name, plan in plans.items():
+        method, unit, seed = name.split("-")
+        local = plan.recipe.algorithm.local
+        assert (local.epochs, local.steps) == ((3, None) if unit == "epochs" else (None, 30)) and local.batch == 16
+        assert plan.recipe.changed(["algorithm.local.epochs=None", "algorithm.local.steps=30"]) == plans[f"{method}-steps-{seed}"].recipe
+        sizes += [len(shard) for shard in plan.recipe.shards(plan.recipe.data.load("train"))]
+    assert (min(sizes), max(sizes)) == (15, 399) and (3 * math.ceil(15 / 16), 3 * math.ceil(399 / 16)) == (3, 75)
+
+
 def test_every_cause_changes_little(tmp_path):
     """Against the comparison's own cell of the method: that, the average at the server, no looks on the way, and nothing else."""
     known = {p.cell.name: p.recipe for p in Reproduction(*find_table("fedddpm.comparison"), tmp_path, "scaled").planned.values()}
