@@ -1,6 +1,7 @@
 """Shared by all tests: one thread each, because two test processes share two cores."""
 
 import os
+import signal
 
 import effuse  # noqa: F401  (sets how threads wait, before torch is imported)
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# a shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

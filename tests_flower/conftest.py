@@ -19,6 +19,7 @@ from effuse.engines.flower.processes import free_port, start, stop
 from effuse.engines.folder import RunFolder
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell would ignore Ctrl-C, and so would those started here
 
 
 class Town:
