@@ -8,6 +8,8 @@ borders, where digits have no ink, beside that of the same real images without i
 """
 
 import argparse
+import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from effuse.core.errors import EffuseError
 from effuse.core.metric import Subject
 from effuse.data.idx import MNIST
 from effuse.engines.grid import MARGIN, SHOWN_SIDE
@@ -24,6 +27,18 @@ from effuse.metrics.encoders import Inception, stored
 from effuse.metrics.tones import apart, shares
 
 SIDE, BORDER = 28, 3
+
+
+def opened(path: Path) -> np.ndarray:
+    """The images of a grid; what is none is refused."""
+    try:
+        picture = np.asarray(Image.open(path).convert("L"))
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror or 'no picture'}; name a grid of samples, such as runs/RUN/samples/round-00030.png")
+    step = SIDE * round(SHOWN_SIDE / SIDE) + MARGIN
+    if any((length - MARGIN) % step for length in picture.shape):
+        sys.exit(f"{path}: {picture.shape[1]}x{picture.shape[0]} pixels are no grid of {SIDE}x{SIDE} images as a run on MNIST keeps it")
+    return tiles(picture)
 
 
 def tiles(picture: np.ndarray) -> np.ndarray:
@@ -47,7 +62,7 @@ def hazed(images: np.ndarray, grounds: np.ndarray, rng: np.random.Generator) -> 
     return np.clip(images.astype(np.int64) + added, 0, 255).astype(np.uint8)
 
 
-def looked_at(grids: list[Path], reference: int, n: int) -> Iterator[tuple[str, ...]]:
+def looked_at(grids: dict[Path, np.ndarray], reference: int, n: int) -> Iterator[tuple[str, ...]]:
     """A row of the table for every grid, after that of real images."""
     data = MNIST().load("train")
     subject = Subject(train=data, test=data, data="mnist()", device=torch.device("cpu"), samples=lambda n: None)  # type: ignore[arg-type,return-value]
@@ -70,8 +85,7 @@ def looked_at(grids: list[Path], reference: int, n: int) -> Iterator[tuple[str, 
         return name, f"{score:.3f}", *(f"{d:.4f}" for d in near), f"{frechet(moments(features(haze)), gaussian):.1f}"
 
     yield row("real images", plain[:100], plain)
-    for path in grids:
-        images = tiles(np.asarray(Image.open(path).convert("L")))
+    for path, images in grids.items():
         yield row(str(path), images, hazed(plain, borders(images), rng))
 
 
@@ -81,9 +95,16 @@ def main() -> None:
     parser.add_argument("--reference", type=int, default=3000, help="real images to compare with")
     parser.add_argument("--images", type=int, default=1500, help="other real images, to be hazed")
     asked = parser.parse_args()
+    grids = {path: opened(path) for path in asked.grids}
+    try:
+        Inception().ready()
+        found = looked_at(grids, asked.reference, asked.images)
+        first = next(found)
+    except EffuseError as error:
+        sys.exit(str(error))
     print("grid", "tones", "KID", "KID, clipped", "FID of real images with its haze", sep="\t")
-    for found in looked_at(asked.grids, asked.reference, asked.images):
-        print(*found, sep="\t", flush=True)
+    for row in itertools.chain([first], found):
+        print(*row, sep="\t", flush=True)
 
 
 if __name__ == "__main__":

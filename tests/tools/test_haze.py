@@ -4,7 +4,9 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from PIL import Image
 
 from effuse.core.metric import Images
 from effuse.engines.grid import grid_array
@@ -19,6 +21,16 @@ def test_a_grid_is_read_back():
     written = np.random.default_rng(0).integers(0, 256, (9, 28, 28)).astype(np.uint8)
     picture = grid_array(Images(torch.from_numpy(written)[:, None] / 127.5 - 1))
     assert (haze.tiles(picture[..., 0]) == written).all()
+
+
+def test_what_is_no_grid_is_refused_in_a_sentence(tmp_path):
+    Image.fromarray(np.zeros((30, 61), np.uint8)).save(tmp_path / "other.png")
+    (tmp_path / "words.png").write_text("no picture")
+    for name, words in (("other.png", "61x30 pixels are no grid"), ("words.png", "no picture"), ("none.png", "No such file")):
+        with pytest.raises(SystemExit, match=words):
+            haze.opened(tmp_path / name)
+    Image.fromarray(np.full((60, 118), 7, np.uint8)).save(tmp_path / "two.png")
+    assert haze.opened(tmp_path / "two.png").shape == (2, 28, 28)
 
 
 def test_borders_are_what_is_outside_of_the_middle():

@@ -4,10 +4,11 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from effuse.core.data import Split
+from effuse.core.data import Dataset, Split
 from effuse.core.metric import Measurement, Metric, Protocol, Subject
 from effuse.core.spec import spec
 from effuse.metrics.encoders import stored
+from effuse.metrics.store import once
 
 BINS = 32  # of eight of the 256 stored values each
 AT_ONCE = 5000  # real images, which may be many
@@ -23,8 +24,7 @@ class Tones(Metric):
     def measure(self, subject: Subject) -> dict[str, Measurement]:
         real = subject.real(self.split)
         ours = shares(stored(subject.samples(self.n).pixels, clipped=False))
-        parts = [stored(real.floats(some.cpu()), clipped=False) for some in real.images.split(AT_ONCE)]
-        theirs = sum(shares(part) * len(part) for part in parts) / len(real)
+        theirs = once(subject, ("tones", subject.data, self.split), lambda: real_shares(real))
         protocol: Protocol = {
             "bins": BINS,
             "generated": self.n,
@@ -40,6 +40,12 @@ def shares(images: Tensor) -> Tensor:
     tones = images.to(torch.int64) // (256 // BINS)
     counts = torch.stack([channel.flatten().bincount(minlength=BINS) for channel in tones.unbind(1)])
     return counts.double() / counts.sum(dim=1, keepdim=True)
+
+
+def real_shares(real: Dataset) -> Tensor:
+    """The shares of a data set, some images at a time."""
+    parts = (stored(real.floats(some.cpu()), clipped=False) for some in real.images.split(AT_ONCE))
+    return torch.stack([shares(part) * len(part) for part in parts]).sum(dim=0) / len(real)
 
 
 def apart(a: Tensor, b: Tensor) -> float:

@@ -71,7 +71,7 @@ def warmups(
     # the poorest A for as many rounds as the longest of those
     cells += [_digits("fedddpm", "fedddpm-longer", min(epochs), max(matched.values()), CORRECTION, seed, partition) for seed in seeds]
     return Table(
-        title="FedDDPM on digits by the epochs of its warm-up, beside FedAvg with the same steps",
+        title=f"FedDDPM on digits ({partition}) by the epochs of its warm-up, beside FedAvg with the same steps",
         cells=tuple(cells), repeats="seed", also=("fid_classifier_auxiliary", "class_mix"),
         scales={"digits": Scale(comparable=False)},
     )  # fmt: skip
@@ -89,12 +89,13 @@ def _digits(method: str, name: str, warmup: int, rounds: int, more: tuple[str, .
 def unequal(seeds: tuple[int, ...] = (0, 1, 2)) -> Table:
     """SCAFFOLD and MoFedSAM on digits that are dealt out by Dirichlet 0.1: a client's epochs, some of few batches, or as many steps of each."""
     # as in the comparison: ten clients, four a round, some 30 steps of each on average, and of the smallest a few
-    units = {"epochs": "algorithm.local.epochs=3", "steps": "algorithm.local.epochs=None; algorithm.local.steps=30"}
+    units = {"epochs": ("algorithm.local.epochs=3",), "steps": ("algorithm.local.epochs=None", "algorithm.local.steps=30")}
     rivals = {"fedavg": (), "scaffold": (), "mofedsam": ("algorithm.alpha=0.5", "algorithm.rho=0.01")}
+    size = text(Resized(rounds=ROUNDS, clients=10, p=0.4), full=False)
     cells = [
         Cell(
-            labels={"method": method, "unit": unit, "seed": seed}, recipe=f'fedddpm.{method}(scale="smoke", size=resized(rounds={ROUNDS}, clients=10, p=0.4))',
-            settings=(*DIGITS, *more, "algorithm.local.batch=16", *work.split("; "), f"partition={PARTITIONS['dir0.1']}", f"seed={seed}"),
+            labels={"method": method, "unit": unit, "seed": seed}, recipe=f'fedddpm.{method}(scale="smoke", size={size})',
+            settings=(*DIGITS, *more, "algorithm.local.batch=16", *work, f"partition={PARTITIONS['dir0.1']}", f"seed={seed}"),
             metric="fid_classifier",
         )
         for seed in seeds for method, more in rivals.items() for unit, work in units.items()
