@@ -217,10 +217,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the small network only")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--only", choices=list(networks.ARCHS), help="one network")
+    parser.add_argument("--only", choices=list(ATTENTIONS), help="one network")
     parser.add_argument("--idea", choices=list(IDEAS), help="one idea")
     asked = parser.parse_args()
-    names = [asked.only] if asked.only else list(networks.ARCHS)[: 1 if asked.quick else None]
+    names = [asked.only] if asked.only else list(ATTENTIONS)[: 1 if asked.quick else None]
     rows: list[dict[str, Any]] = []
     for name in names:
         found = products(name)

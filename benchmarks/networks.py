@@ -13,11 +13,13 @@ from effuse.core.layout import for_tensor_cores
 from effuse.core.model import Arch
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import CifarUnet
+from effuse.pruning.prune import cut
 
 ARCHS: dict[str, Arch] = {
     "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
     "36M": CifarUnet().resolved(Shape(32, 3, 10)),
 }
+ARCHS["20M"] = cut(ARCHS["36M"], 0.2)  # as FedPhD leaves it
 BATCH = 128
 T = TypeVar("T", bound=Hashable)
 

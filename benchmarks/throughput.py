@@ -1,6 +1,6 @@
 """Training and sampling speed, side by side in one run: two plain loops, effuse eager, effuse fast.
 
-    python benchmarks/throughput.py [--quick] [--json] [--only digits|3M|36M] [--clients 1,5,20]
+    python benchmarks/throughput.py [--quick] [--json] [--only digits|3M|36M|20M] [--clients 1,5,20]
 
 `plain` is the loop of public code: eager fp32, a DataLoader, a deep-copied model per client. `strong` is a careful one: bf16
 autocast (of convolutions in fp32, TF32), cuDNN's trials, channels-last, compile, fused Adam, data on the device. `eager` is effuse's reference; `graph` records

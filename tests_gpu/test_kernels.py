@@ -40,8 +40,10 @@ PLANES = [
     (256, 4),
     (512, 4),
 ]
+# cut by a fifth and by two: groups of three, six, nine, twelve; two, four
+CUT_PLANES = [(96, 32), (192, 32), (288, 32), (192, 16), (288, 16), (384, 16), (192, 8), (384, 8), (384, 4), (64, 32), (128, 8)]
 # channels, side, groups, shift, gelu, SiLU, rate
-NORMS = [(c, s, 32, shift, False, True, rate) for c, s in PLANES for shift, rate in ((False, 0.0), (True, 0.1))]
+NORMS = [(c, s, 32, shift, False, True, rate) for c, s in PLANES + CUT_PLANES for shift, rate in ((False, 0.0), (True, 0.1))]
 IMAGES = [(18, 28), (28, 28), (56, 28), (28, 14), (56, 14), (112, 14), (56, 7), (112, 7), (224, 7)]
 NORMS += [(c, s, 1, shift, gelu, False, 0.0) for c, s in IMAGES for shift, gelu in ((False, False), (True, True))]
 NORMS += [(256, 16, 32, False, False, False, 0.0), (36, 9, 6, True, True, True, 0.5), (40, 5, 4, True, False, True, 0.3)]

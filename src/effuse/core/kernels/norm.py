@@ -5,6 +5,8 @@ programs: results repeat to the bit. Where the plane is small, a program keeps i
 second time, which the cache answers. `core/fused.py` holds the same mathematics in plain torch.
 """
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,6 +15,8 @@ from effuse.core.dropout import salt, threshold
 
 WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row are read at full speed
 WIDE = 64  # the same where planes are small
+WIDEST = 128  # and not more, where groups do not fit well
+ALIGNED = 8  # numbers of bf16 in sixteen bytes
 SMALL_PLANE = 64
 HELD = 8192  # elements that a program keeps in registers; otherwise it looks at half as many a turn
 
@@ -295,7 +299,11 @@ def tiling(C: int, P: int, groups: int, tensors: int) -> dict[str, int]:
     """How a plane of P positions and C channels is shared out: whole groups to a program, about WIDTH channels of them."""
     D = C // groups
     wanted = WIDE if P <= SMALL_PLANE else WIDTH
-    CHUNK = D * min(groups, max(1, wanted // D))
+    # groups of three, six or nine channels, as pruned networks have: as many to a program as begin on sixteen bytes, or numbers are
+    # read one by one
+    fitting = ALIGNED // math.gcd(D, ALIGNED)
+    fitting = fitting if D * fitting <= WIDEST else 1
+    CHUNK = D * min(groups, fitting * max(1, wanted // (D * fitting)))
     BC, every = triton.next_power_of_2(CHUNK), triton.next_power_of_2(P)
     alone = CHUNK == C  # an image has one program, which has a multiprocessor to itself
     held = HELD if alone else HELD // tensors

@@ -34,7 +34,7 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 LAST = ("fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii")  # after more seeds of the telling ones
 # learning rates that are tried with one and with five local epochs a round, and what was found best: the paper's until `tuning` is run
-RATES = (2e-4, 5e-4, 1e-3)
+RATES: dict[int, tuple[float, ...]] = {1: (2e-4, 5e-4, 1e-3), 5: (2e-4, 5e-4, 1e-3)}
 TUNED = {1: 2e-4, 5: 2e-4}
 TELLING = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os", "fedphd-44-random-edges")
 
@@ -54,11 +54,15 @@ def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
     return Table(title=title, cells=tuple(cells), repeats="seed", against=against, also=ALSO, scales=_scales(epochs))
 
 
-def tuning(seed: int = FIRST_TUNING_SEED, epochs: int = 50) -> Table:
-    """FedAvg's learning rate with one and with five local epochs a round, on a seed that is not reported, in half of the epochs."""
+def tuning(seed: int = FIRST_TUNING_SEED, epochs: int = 50, rates: tuple[float, ...] = ()) -> Table:
+    """FedAvg's learning rate with one and with five local epochs a round, on a seed that is not reported, in half of the epochs; other
+    rates, beyond an edge, are given."""
     refuse_tuning("fedphd.tuning", seed)
-    tried = itertools.product(("fedavg-e1", "fedavg"), RATES)
-    cells = [_cell(method, {"method": method, "rate": f"{rate:g}"}, seed, epochs, rate) for method, rate in tried]
+    cells = [
+        _cell(method, {"method": method, "rate": f"{rate:g}"}, seed, epochs, rate)
+        for method in ("fedavg-e1", "fedavg")
+        for rate in rates or RATES[_in_a_round(method)]
+    ]
     scale = _scales(epochs)["scaled"]  # a smaller one has a rate of its own
     scale = dataclasses.replace(scale, settings=(*scale.settings, "evaluate.metrics=[fid(n=5000, split='train')]"))
     return Table(title=f"FedAvg on FedPhD's clients: rates, on seed {seed}", cells=tuple(cells), scales={"scaled": scale})
