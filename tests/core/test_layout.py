@@ -5,10 +5,12 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.upsampling import Upsample2D
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from effuse.core.data import Shape
 from effuse.core.dropout import KeyedDropout, seed_of
 from effuse.core.errors import RecipeError
+from effuse.core.fused import aligned
 from effuse.core.layout import (
     AlignedConv2d,
     AlignedConvTranspose2d,
@@ -19,7 +21,7 @@ from effuse.core.layout import (
 from effuse.core.model import Arch
 from effuse.core.spec import build_text
 from effuse.models.convnext_unet import ConvnextUnet
-from effuse.models.unet import Unet
+from effuse.models.unet import CifarUnet, Unet
 from effuse.pruning.prune import cut
 
 CONVOLUTIONS = {
@@ -77,6 +79,7 @@ NETS = {
     "unet": Unet(widths=(32, 64), layers=1, attention=(4,)),
     "unet with heads and classes": Unet(widths=(32, 64), layers=1, attention=(4,), heads=16, conditional=True),
     "unet, pruned": Unet(widths=(32, 64), layers=1, attention=(4,), groups=4),
+    "unet with heads, pruned": Unet(widths=(32, 64), layers=1, attention=(4,), groups=4, heads=16),  # of 16 features 11 stay
     "convnext, pruned": ConvnextUnet(dim=8),
     "unet with dropout": Unet(widths=(32, 64), layers=1, attention=(4,), dropout=0.1),
     "unet, times scale": Unet(widths=(32, 64), layers=1, attention=(), dropout=0.1, resnet_time_scale_shift="scale_shift"),
@@ -116,6 +119,45 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     found = [_passes(net, x, t) for net in (fused, plain)]
     for a, b in zip(*found, strict=True):
         assert (a - b).norm() <= 1e-4 * b.norm() + 1e-5  # some gradients are zero on paper
+
+
+def test_zeros_align_every_part():
+    """Six numbers in two parts of three become two of eight; a matrix along its columns; what is aligned is not copied."""
+    assert aligned(torch.arange(1, 7), 0, 2).tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 4, 5, 6, 0, 0, 0, 0, 0]
+    assert aligned(torch.ones(2, 3, 9), -1).sum(-1).tolist() == [[9.0] * 3] * 2 and aligned(torch.ones(2, 3, 9), -1).shape == (2, 3, 16)
+    assert aligned(torch.ones(2, 12, 3), 1, 3).sum((0, 2)).tolist() == [6.0, 6.0, 6.0, 6.0, 0.0, 0.0, 0.0, 0.0] * 3
+    x = torch.ones(16, 3)
+    assert aligned(x, 0, 2) is x
+
+
+def test_products_of_a_pruned_network_are_aligned(monkeypatch):
+    """FedPhD's 44 %: attention's 256 features become 204, time's 512 become 409; every product over all positions, either way, has sides that
+    are multiples of eight."""
+    arch = cut(CifarUnet().resolved(Shape(32, 3, 10)), 0.2)
+    assert ".to_q:192>204 " in arch.cut and "time_embedding.linear_2:409>409 " in arch.cut
+    heads = []
+    attention = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *r, **k: (heads.append(q.shape[-1]), attention(q, *r, **k))[1])
+    with torch.device("meta"), Products() as seen:
+        net = for_tensor_cores(arch.build(), ("norm", "attention"))
+        net(torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)).sum().backward()
+    assert heads == [208] * 6
+    wide = [sides for sides in seen.products if max(sides) > 1000]
+    assert len(wide) > 30 and all(side % 8 == 0 for sides in wide for side in sides)
+
+
+class Products(TorchDispatchMode):
+    """Notes rows, columns and what is summed over of every matrix product."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in ("aten::mm", "aten::addmm"):
+            a, b = args[-2:]
+            self.products.append((*a.shape, b.shape[1]))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", ["convnext", "unet"])

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from effuse.core.dropout import KeyedDropout, dropped
 from effuse.core.kernels import kernels_for
 
+ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
+
 
 def rows(x: Tensor) -> tuple[Tensor, int]:
     """A tensor as rows of channels, one for each position, and how far apart rows are; copied only where it must be."""
@@ -160,13 +162,31 @@ def normed(
     return norm(x, shift, by.weight, by.bias, seed, by.num_groups, by.eps, before, after, rate, layer)[0]
 
 
-def side_by_side(layers: Sequence[nn.Linear], x: Tensor, more: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
-    """What each of the layers makes of x, plus what there is `more`, by one product instead of several small ones."""
-    weight, bias = torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
-    y = F.linear(x, weight, bias)
+def side_by_side(
+    layers: Sequence[nn.Linear], x: Tensor, more: Sequence[Tensor] = (), parts: int | None = None
+) -> tuple[Tensor, ...]:
+    """What each of the layers makes of x, plus what there is `more`, by one product instead of several small ones.
+
+    Where a layer's features are so many `parts`, such as heads, they come with zeros that align each part.
+    """
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    if parts is not None:
+        weights, biases = ([aligned(t, 0, parts) for t in some] for some in (weights, biases))
+    y = F.linear(aligned(x, -1), aligned(torch.cat(weights), -1), torch.cat(biases))
     if more:  # and not with the bias, which is rounded once where autocast does it and twice where `halves.py` has
         y = y + torch.cat(list(more))
-    return y.split([len(layer.weight) for layer in layers], -1)
+    return y.split([len(weight) for weight in weights], -1)
+
+
+def aligned(x: Tensor, axis: int, parts: int = 1) -> Tensor:
+    """The tensor with zeros after each of so many equal parts of an axis, so that each is a multiple of eight long."""
+    axis %= x.ndim
+    length = x.shape[axis] // parts
+    missing = -length % ALIGNED
+    if not missing:
+        return x
+    split = x.unflatten(axis, (parts, length))
+    return F.pad(split, [0, 0] * (x.ndim - axis - 1) + [0, missing]).flatten(axis, axis + 1)
 
 
 class FusedGroupNorm(nn.GroupNorm):

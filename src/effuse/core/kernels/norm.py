@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from effuse.core.dropout import salt, threshold
+from effuse.core.fused import ALIGNED
 
 WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row are read at full speed
 WIDE = 64  # the same where planes are small
 WIDEST = 128  # and not more, where groups do not fit well
-ALIGNED = 8  # numbers of bf16 in sixteen bytes
 SMALL_PLANE = 64
 HELD = 8192  # elements that a program keeps in registers; otherwise it looks at half as many a turn
 

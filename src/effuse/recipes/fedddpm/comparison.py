@@ -81,7 +81,7 @@ def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]
         ("dir0.1", RIVALS, seeds),
         ("shard", ("centralised", "local_only"), others),
         ("dir0.1", ("local_only",), seeds),  # all data in one place have no partition
-        ("dir0.1", ("aux_only",), first),  # ten times the synthesis of the others: its further seeds come last
+        ("dir0.1", ("aux_only",), first),  # six times the synthesis of the others: its further seeds come last
         ("shard", ("aux_only",), others),
         ("dir0.1", ("fedavg_size",), seeds),
         ("dir0.1", ("aux_only",), others),
