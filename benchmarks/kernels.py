@@ -1,6 +1,6 @@
-"""Our kernels at the shapes of both networks, and of one that was cut: bytes, floor, and time beside torch's own.
+"""Our kernels at the shapes of both networks, and of those that FedPhD cuts: bytes, floor, and time beside torch's own.
 
-    python benchmarks/kernels.py [--quick] [--json] [--only 3M|36M|20M] [--compiled N] [--tune]
+    python benchmarks/kernels.py [--quick] [--json] [--only 3M|36M|20M|9M|5M] [--compiled N] [--tune]
 
 Every operation that a training step of batch 128 asks for is timed by itself, replayed from a CUDA graph over inputs that
 together exceed the cache. `floor` is the time to read every input and write every output once at the memory rate measured

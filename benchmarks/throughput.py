@@ -1,12 +1,13 @@
 """Training and sampling speed, side by side in one run: two plain loops, effuse eager, effuse fast.
 
-    python benchmarks/throughput.py [--quick] [--json] [--only digits|3M|36M|20M] [--clients 1,5,20]
+    python benchmarks/throughput.py [--quick] [--json] [--only digits|3M|36M|20M|9M|5M] [--clients 1,5,20] [--where 20]
 
 `plain` is the loop of public code: eager fp32, a DataLoader, a deep-copied model per client. `strong` is a careful one: bf16
 autocast (of convolutions in fp32, TF32), cuDNN's trials, channels-last, compile, fused Adam, data on the device. `eager` is effuse's reference; `graph` records
 the step, `compile` also compiles it with our own kernels, `unfused` without them, `slots` also trains several clients at a time. The
 arithmetic floor counts three forward passes an image (one forward, twice that backward) at the matrix rate measured here. Training is the
-best of two rounds after a first; ratios are to the plain and the strong loop of the same call.
+best of two rounds after a first; ratios are to the plain and the strong loop of the same call. `--where` tells the operations (on a GPU, the
+kernels) in which a training step spends most of its time.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 import networks
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
 import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
@@ -176,6 +178,19 @@ def rate(work: Callable[[], int], device: torch.device, repeat: int) -> dict[str
     return {"per_second": best, "first_call_seconds": first}
 
 
+def where(work: Callable[[], int], device: torch.device, steps: int) -> list[dict[str, Any]]:
+    """What a step spends its time on: milliseconds, how often, and its name; the longest first."""
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        work()
+        _wait(device)
+    found = [
+        {"ms": (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / steps / 1e3, "times": e.count / steps, "name": e.key}
+        for e in seen.key_averages()
+    ]
+    return sorted(found, key=lambda part: -part["ms"])
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -205,6 +220,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="training steps of all clients together")
     parser.add_argument("--slots", type=int, default=5, help="clients at a time in the variant `slots`")
     parser.add_argument("--kernels", default=",".join(KERNELS), help="which of our own kernels `compile` and `slots` use")
+    parser.add_argument("--where", type=int, default=0, help="so many of the operations in which a training step spends most time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     device, kernels = torch.device(asked.device), [k for k in asked.kernels.split(",") if k]
@@ -237,7 +253,10 @@ def main() -> None:
             for variant in asked.variants.split(","):
                 if variant in makers:
                     row = {"network": name, "what": "train", "variant": variant, "clients": clients, "floor": floor}
-                    rows.append(row | rate(makers[variant](), device, repeat))
+                    work = makers[variant]()
+                    rows.append(row | rate(work, device, repeat))
+                    if asked.where:
+                        rows[-1]["where"] = where(work, device, clients * steps)[: asked.where]
                     tell(rows[-1], asked.json)
         n, steps = (1000, 5 if asked.quick else 50) if device.type == "cuda" else (4, 10)
         draws: dict[str, Callable[[], Callable[[], int]]] = {
@@ -274,6 +293,8 @@ def tell(row: dict[str, Any], silent: bool) -> None:
     if not silent:
         print(f"{row['network']:>4} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: {row['per_second']:>10,.0f} {'images' if row['what'] == 'train' else 'evaluations'}/s, "
               f"{100 * row['per_second'] / row['floor']:.1f} % of the floor, first call {row['first_call_seconds']:.0f} s", flush=True)  # fmt: skip
+        for part in row.get("where", ()):
+            print(f"{part['ms']:>10.3f} ms {part['times']:>7.1f} times a step: {part['name'][:110]}")
 
 
 if __name__ == "__main__":

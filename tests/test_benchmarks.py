@@ -26,11 +26,14 @@ def test_averaging_holds_few_copies_and_an_idle_round_costs_what_a_plain_loop_do
 
 
 def test_throughput_compares_like_with_like():
-    rows = measured("throughput.py", "--only", "digits", "--clients", "2", "--device", "cpu")["rows"]
+    rows = measured("throughput.py", "--only", "digits", "--clients", "2", "--device", "cpu", "--where", "3")["rows"]
     found = {(row["what"], row["variant"]): row for row in rows}
     assert found.keys() == {(what, variant) for what in ("train", "sample") for variant in ("plain", "eager")}
     for (what, _), row in found.items():
         assert row["per_second"] > 0 and row["to_plain"] == row["per_second"] / found[what, "plain"]["per_second"]
+    parts = found["train", "eager"]["where"]
+    assert len(parts) == 3 and parts[0]["name"] == "aten::convolution_backward" and parts[0]["times"] == 25  # the network's convolutions
+    assert parts[0]["ms"] >= parts[1]["ms"] >= parts[2]["ms"] > 0
 
 
 def test_a_round_is_linear_in_clients_and_its_memory_does_not_know_them():
