@@ -26,7 +26,7 @@ from effuse.diffusion.samplers import Ancestral
 from effuse.engines import driver
 from effuse.engines.flower import federation
 from effuse.engines.flower.errand import Terms
-from effuse.engines.flower.letters import UNDELIVERED, Letter
+from effuse.engines.flower.letters import HELLO, UNDELIVERED, Hello, Letter
 from effuse.engines.worker import Receipt
 from effuse.metrics.encoders import Pixels
 from effuse.models.unet import Unet
@@ -362,6 +362,22 @@ def test_a_key_is_bound_to_its_client(tmp_path):
     assert "says that it is client 1, but it holds the key of client 2" in log
     assert "beginning without clients 1" in log and 1 not in post.orders
     assert post.refused == {1: "it says that it is client 1, but it holds the key of client 2"}  # its operator is told, too
+
+
+@pytest.mark.parametrize("owners", [None, {100: 0, 101: 1, 102: 2}])
+def test_terms_tell_a_node_whose_key_it_holds(owners, tmp_path):
+    """So that a dry run, which never says who it is, can be told that it looks with another client's key."""
+    post, told = FakePost(tmp_path / "sites", 3), {}
+    post.owners, send = owners, post.send
+
+    def noting(node, letter, life):
+        if letter.kind == HELLO:
+            told[node] = decode(letter.head, Hello).owner
+        return send(node, letter, life)
+
+    post.send = noting
+    run_over(post, toy_recipe(rounds=1), tmp_path / "run", PATIENT)
+    assert told == (owners or dict.fromkeys((100, 101, 102)))
 
 
 def test_answers_wait_for_their_turn_on_disk(tmp_path, monkeypatch):

@@ -54,13 +54,14 @@ def test_terms_are_the_servers_own(tmp_path):
     keys.init(tmp_path / "a", 1)
     keys.init(tmp_path / "b", 1)
     server, client = keys.ServerKeys(tmp_path / "a"), keys.ClientKeys(tmp_path / "a", 0)
-    signed = server.sign(HELLO, 7)
+    signed = server.sign(dataclasses.replace(HELLO, owner=0), 7)
     client.verify(signed, 7)
     forged = [
         (signed, 8),
         (dataclasses.replace(signed, recipe={"rounds": "3"}), 7),
         (dataclasses.replace(signed, classes=("b", "a")), 7),
         (dataclasses.replace(signed, name="other"), 7),
+        (dataclasses.replace(signed, owner=1), 7),
         (HELLO, 7),
         (keys.ServerKeys(tmp_path / "b").sign(HELLO, 7), 7),
         (dataclasses.replace(signed, certificate="junk"), 7),

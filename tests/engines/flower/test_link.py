@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from effuse.core.errors import FederationError
 from effuse.engines.flower import link
+from effuse.engines.flower.letters import Hello
 from effuse.engines.flower.link import Link
 
 UNKNOWN, IN_USE, CUT = "unknown", "in use", "cut off"  # the key, or the line between one question and the next
@@ -118,3 +119,16 @@ def test_clocks_that_differ_are_told_apart_from_keys_that_do(joined, monkeypatch
         joined(Server(*[refusal(401, None, "Invalid SuperNode authentication", **date)] * 1000))
     assert "does not accept this site's signature" in str(caught.value) and words in str(caught.value)
     assert len(joined.said) == 1, "the same words every time, whatever the clock says meanwhile"
+
+
+@pytest.mark.parametrize("owner", [None, 1, 2])
+def test_a_dry_run_notices_another_clients_key(owner, tmp_path, monkeypatch):
+    """Client 1 looks: terms that were sent to the holder of client 2's key are not shown as if all were well."""
+    terms = Hello("toy", {"rounds": "2"}, ("a", "b"), "", "", owner)
+    monkeypatch.setattr(Link, "_try", lambda self, enough: setattr(self, "_seen", terms))
+    looking = Link(SimpleNamespace(folder=tmp_path, client=1), "fed.example.org:8443", None)
+    if owner != 2:
+        assert looking.peek() is terms
+        return
+    with pytest.raises(FederationError, match="key of client 2, not of client 1; give --client-id 2, or ask the server's operator"):
+        looking.peek()

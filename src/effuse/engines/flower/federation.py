@@ -1,6 +1,7 @@
 """The server's side: orders to clients wherever they are, answers in cohort order, a deadline and a quorum."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from typing import Any, Self
@@ -277,7 +278,8 @@ class Flower(Federation):
             since = now - self._greeted.get(node, -KNOCK)
             if since >= KNOCK and (node not in seated or node in silent):
                 self._greeted[node] = now
-                letter = Letter(HELLO, encode(self.post.signed(self.hello), Hello))
+                hello = self.post.signed(dataclasses.replace(self.hello, owner=self.post.owner(node)))
+                letter = Letter(HELLO, encode(hello, Hello))
                 self._greetings[self.post.send(node, letter, SOON)] = node
 
     def _enrol(self, node: int, letter: Letter) -> None:

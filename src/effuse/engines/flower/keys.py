@@ -1,5 +1,6 @@
 """Who may take part: a certificate authority, the server's certificate, and a key for every client."""
 
+import dataclasses
 import datetime
 import ipaddress
 import os
@@ -86,7 +87,7 @@ class ServerKeys:
         key = serialization.load_pem_private_key(self.key.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         signature = key.sign(_offer(hello, run), SIGNING).hex()
-        return Hello(hello.name, hello.recipe, hello.classes, self.certificate.read_text(), signature)
+        return dataclasses.replace(hello, certificate=self.certificate.read_text(), signature=signature)
 
 
 class ClientKeys:
@@ -116,7 +117,7 @@ class ClientKeys:
 
 
 def _offer(hello: Hello, run: int) -> bytes:
-    return f"effuse terms\n{run}\n{hello.name}\n{hello.digest}\n".encode()
+    return f"effuse terms\n{run}\n{hello.name}\n{hello.digest}\n{hello.owner}\n".encode()
 
 
 def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

@@ -34,7 +34,8 @@ class Hello:
     recipe: dict[str, str]  # resolved, every value in the closed grammar
     classes: tuple[str, ...]  # what the labels mean, in order
     certificate: str  # the server's, PEM; empty without keys
-    signature: str  # of the Flower run and the manifest's hash, hex
+    signature: str  # of the Flower run, the manifest's hash and the owner, hex
+    owner: int | None = None  # the client whose key its receiver holds; None without keys
 
     @property
     def digest(self) -> str:

@@ -87,6 +87,10 @@ class Link:
         self._dry = True
         while self._seen is None:
             self._try(lambda: self._seen is not None and self._replies.empty())
+        if self._seen.owner not in (None, self.site.client):  # who joins in earnest is turned away by the server
+            ours, theirs = self.site.client, self._seen.owner
+            remedy = f"give --client-id {theirs}, or ask the server's operator for the keys of client {ours}"
+            raise FederationError(f"--keys holds the key of client {theirs}, not of client {ours}; {remedy}")
         return self._seen
 
     def _try(self, enough: Callable[[], bool]) -> None:
