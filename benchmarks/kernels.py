@@ -221,12 +221,12 @@ def total(kind: type, name: str, device: torch.device) -> float:
 
 
 def tune(names: list[str], device: torch.device) -> None:
-    from effuse.core.kernels import attention, norm
+    from effuse.core.kernels import attention, tiling
 
     for name in names:
-        for norm.WIDTH, norm.HELD in TILINGS:
+        for tiling.WIDTH, tiling.HELD in TILINGS:
             print(
-                f"{name} norm, WIDTH {norm.WIDTH}, HELD {norm.HELD}: {total(Norm, name, device):.3f} ms a step", flush=True
+                f"{name} norm, WIDTH {tiling.WIDTH}, HELD {tiling.HELD}: {total(Norm, name, device):.3f} ms a step", flush=True
             )
         for attention.TILE, attention.WARPS in TILES if any(isinstance(c, Attention) for c in cases(name)) else ():
             spent = total(Attention, name, device)

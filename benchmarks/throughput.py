@@ -179,7 +179,7 @@ def rate(work: Callable[[], int], device: torch.device, repeat: int) -> dict[str
 
 
 def where(work: Callable[[], int], device: torch.device, steps: int) -> list[dict[str, Any]]:
-    """What a step spends its time on: milliseconds, how often, and its name; the longest first."""
+    """What a step spends its time on: milliseconds, how often, and its name; the longest first. Those of several slots overlap."""
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
         work()

@@ -32,7 +32,8 @@ def test_throughput_compares_like_with_like():
     for (what, _), row in found.items():
         assert row["per_second"] > 0 and row["to_plain"] == row["per_second"] / found[what, "plain"]["per_second"]
     parts = found["train", "eager"]["where"]
-    assert len(parts) == 3 and parts[0]["name"] == "aten::convolution_backward" and parts[0]["times"] == 25  # the network's convolutions
+    times = {part["name"]: part["times"] for part in parts}
+    assert len(parts) == 3 and times["aten::convolution_backward"] == 25  # the network's convolutions
     assert parts[0]["ms"] >= parts[1]["ms"] >= parts[2]["ms"] > 0
 
 

@@ -22,6 +22,7 @@ from effuse.diffusion.objective import Denoise
 from effuse.engines.slots import in_slots
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import CifarUnet, Unet
+from effuse.pruning.prune import cut
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -40,12 +41,29 @@ PLANES = [
     (256, 4),
     (512, 4),
 ]
-# cut by a fifth and by two: groups of three, six, nine, twelve; two, four
-CUT_PLANES = [(96, 32), (192, 32), (288, 32), (192, 16), (288, 16), (384, 16), (192, 8), (384, 8), (384, 4), (64, 32), (128, 8)]
+# as FedPhD cuts them: groups of two to seven, nine, ten, twelve and fourteen channels
+CUT_PLANES = [
+    (64, 32),
+    (96, 32),
+    (192, 32),
+    (288, 32),
+    (160, 16),
+    (192, 16),
+    (224, 16),
+    (288, 16),
+    (320, 16),
+    (384, 16),
+    (448, 16),
+    (128, 8),
+    (192, 8),
+    (384, 8),
+    (384, 4),
+]
 # channels, side, groups, shift, gelu, SiLU, rate
 NORMS = [(c, s, 32, shift, False, True, rate) for c, s in PLANES + CUT_PLANES for shift, rate in ((False, 0.0), (True, 0.1))]
 IMAGES = [(18, 28), (28, 28), (56, 28), (28, 14), (56, 14), (112, 14), (56, 7), (112, 7), (224, 7)]
 NORMS += [(c, s, 1, shift, gelu, False, 0.0) for c, s in IMAGES for shift, gelu in ((False, False), (True, True))]
+NORMS += [(c, s, 16, True, False, True, 0.0) for c, s in ((48, 32), (144, 32), (80, 16), (112, 16))]  # of the scaled network
 NORMS += [(256, 16, 32, False, False, False, 0.0), (36, 9, 6, True, True, True, 0.5), (40, 5, 4, True, False, True, 0.3)]
 
 
@@ -194,6 +212,8 @@ def test_linear_attention_survives_large_keys():
 NETS = {
     "convnext": ConvnextUnet(dim=16).resolved(Shape(16, 1, 10)),
     "unet": Unet(widths=(32, 64), layers=1, attention=(8,), dropout=0.1).resolved(Shape(16, 1, 10)),
+    # of a head's 16 features 11 stay
+    "unet, cut": cut(Unet(widths=(32, 64), layers=1, attention=(8,), groups=4, heads=16).resolved(Shape(16, 1, 10)), 0.3),
 }
 
 

@@ -11,6 +11,7 @@ from effuse.core.halves import Halved, halve, rounded_weights
 from effuse.core.layout import for_tensor_cores
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
+from effuse.pruning.prune import cut
 
 
 def network() -> nn.Module:
@@ -26,6 +27,8 @@ def network() -> nn.Module:
 UNETS = {
     "convnext": ConvnextUnet(dim=8).resolved(Shape(8, 1, 10)),
     "unet": Unet(widths=(32, 64), layers=1, attention=(4,)).resolved(Shape(8, 1, 10)),
+    # of a head's 16 features 11 stay, and zeros come before the product
+    "unet, pruned": cut(Unet(widths=(32, 64), layers=1, attention=(4,), groups=4, heads=16).resolved(Shape(8, 1, 10)), 0.3),
 }
 
 

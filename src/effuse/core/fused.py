@@ -167,7 +167,7 @@ def side_by_side(
 ) -> tuple[Tensor, ...]:
     """What each of the layers makes of x, plus what there is `more`, by one product instead of several small ones.
 
-    Where a layer's features are so many `parts`, such as heads, they come with zeros that align each part.
+    Where a layer's features are so many `parts`, such as heads, they come with zeros that align each part, and nothing is `more`.
     """
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     if parts is not None:
@@ -181,11 +181,10 @@ def side_by_side(
 def aligned(x: Tensor, axis: int, parts: int = 1) -> Tensor:
     """The tensor with zeros after each of so many equal parts of an axis, so that each is a multiple of eight long."""
     axis %= x.ndim
-    length = x.shape[axis] // parts
-    missing = -length % ALIGNED
+    split = x.unflatten(axis, (parts, -1))
+    missing = -split.shape[axis + 1] % ALIGNED
     if not missing:
         return x
-    split = x.unflatten(axis, (parts, length))
     return F.pad(split, [0, 0] * (x.ndim - axis - 1) + [0, missing]).flatten(axis, axis + 1)
 
 

@@ -256,8 +256,8 @@ def network_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, temb: Any = None) -> Tensor:
             rows = self.group_norm(x).movedim(1, -1).flatten(1, 2)
-            parts = side_by_side([self.to_q, self.to_k, self.to_v], rows, parts=self.heads)
-            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+            qkv = side_by_side([self.to_q, self.to_k, self.to_v], rows, parts=self.heads)
+            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv)
             scale = (self.to_q.out_features // self.heads) ** -0.5
             h = F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
             h = F.linear(h, aligned(self.to_out[0].weight, 1, self.heads), self.to_out[0].bias)

@@ -5,20 +5,12 @@ programs: results repeat to the bit. Where the plane is small, a program keeps i
 second time, which the cache answers. `core/fused.py` holds the same mathematics in plain torch.
 """
 
-import math
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from effuse.core.dropout import salt, threshold
-from effuse.core.fused import ALIGNED
-
-WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row are read at full speed
-WIDE = 64  # the same where planes are small
-WIDEST = 128  # and not more, where groups do not fit well
-SMALL_PLANE = 64
-HELD = 8192  # elements that a program keeps in registers; otherwise it looks at half as many a turn
+from effuse.core.kernels.tiling import tiling
 
 
 @triton.jit
@@ -293,28 +285,6 @@ def norm_backward(
                 sd += tl.where(inside, d, 0.0)
         if SHIFT:
             tl.store(sums_ptr + 2 * images * C + at, tl.sum(sd, 0), mask=on)
-
-
-def tiling(C: int, P: int, groups: int, tensors: int) -> dict[str, int]:
-    """How a plane of P positions and C channels is shared out: whole groups to a program, about WIDTH channels of them."""
-    D = C // groups
-    wanted = WIDE if P <= SMALL_PLANE else WIDTH
-    # groups of three, six or nine channels, as pruned networks have: as many to a program as begin on sixteen bytes, or numbers are
-    # read one by one
-    fitting = ALIGNED // math.gcd(D, ALIGNED)
-    fitting = fitting if D * fitting <= WIDEST else 1
-    CHUNK = D * min(groups, fitting * max(1, wanted // (D * fitting)))
-    BC, every = triton.next_power_of_2(CHUNK), triton.next_power_of_2(P)
-    alone = CHUNK == C  # an image has one program, which has a multiprocessor to itself
-    held = HELD if alone else HELD // tensors
-    whole = every * BC <= held
-    BP = every if whole else max(1, (held if alone else held // 2) // BC)
-    return {"D": D, "CHUNK": CHUNK, "BC": BC, "BP": BP, "WHOLE": whole, "num_warps": warps(BP * BC)}
-
-
-def warps(elements: int) -> int:
-    """Sixteen elements a thread: two loads of sixteen bytes in flight."""
-    return max(1, min(32, elements // 512))
 
 
 def _apart(shift: Tensor | None) -> int:

@@ -1,0 +1,45 @@
+"""How a normalisation's planes are shared out to programs; arithmetic, which needs no triton."""
+
+import math
+
+from effuse.core.fused import ALIGNED
+
+WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row are read at full speed
+WIDE = 64  # the same where planes are small
+SMALL_PLANE = 64
+HELD = 8192  # elements that a program keeps in registers; otherwise it looks at half as many a turn
+
+
+def tiling(C: int, P: int, groups: int, tensors: int) -> dict[str, int]:
+    """How a plane of P positions and C channels is shared out: whole groups to a program, about WIDTH channels of them."""
+    D = C // groups
+    wanted = WIDE if P <= SMALL_PLANE else WIDTH
+    step = _fitting(C, D, wanted)
+    CHUNK = D * min(groups, step * max(1, wanted // (D * step)))
+    BC, every = _power(CHUNK), _power(P)
+    alone = CHUNK == C  # an image has one program, which has a multiprocessor to itself
+    held = HELD if alone else HELD // tensors
+    whole = every * BC <= held
+    BP = every if whole else max(1, (held if alone else held // 2) // BC)
+    return {"D": D, "CHUNK": CHUNK, "BC": BC, "BP": BP, "WHOLE": whole, "num_warps": warps(BP * BC)}
+
+
+def warps(elements: int) -> int:
+    """Sixteen elements a thread: two loads of sixteen bytes in flight."""
+    return max(1, min(32, elements // 512))
+
+
+def _fitting(C: int, D: int, wanted: int) -> int:
+    """As many groups as make all programs begin on sixteen bytes, or on eight or four where that would be more channels than wanted.
+
+    Otherwise numbers are read one by one: pruned networks have groups of three, five or nine channels.
+    """
+    together = math.gcd(C, ALIGNED)  # no row of another width begins on more
+    while together > 1 and D * (together // math.gcd(D, together)) > wanted:
+        together //= 2
+    return together // math.gcd(D, together)
+
+
+def _power(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,44 @@
+"""How normalisations are shared out: everything once, in whole groups, where memory is read in large pieces if it can be."""
+
+import pytest
+
+from effuse.core.kernels.tiling import HELD, tiling
+
+PLANES = (1, 4, 16, 49, 64, 196, 256, 784, 1024, 4096)
+
+
+@pytest.mark.parametrize("tensors", [1, 2])
+def test_every_channel_has_one_program_which_has_whole_groups(tensors):
+    for groups in range(1, 65):
+        for C in range(groups, 513, groups):
+            for P in PLANES:
+                t = tiling(C, P, groups, tensors)
+                assert t["D"] * groups == C and t["CHUNK"] % t["D"] == 0 and t["D"] <= t["CHUNK"] <= C
+                assert t["CHUNK"] <= t["BC"] < 2 * t["CHUNK"] and t["BC"] & (t["BC"] - 1) == 0 == t["BP"] & (t["BP"] - 1)
+                assert t["BP"] * t["BC"] <= max(HELD, t["BC"]) and (not t["WHOLE"] or t["BP"] >= P)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "plane", "chunk"),
+    [
+        (128, 32, 1024, 32),  # eight groups of four
+        (256, 32, 64, 64),
+        (96, 32, 1024, 24),  # of three: eight groups begin on 48 bytes, sixteen and a multiple
+        (192, 32, 1024, 24),  # of six: four
+        (384, 32, 1024, 24),  # of twelve: two
+        (160, 32, 256, 20),  # of five: eight groups would be 40 channels; four begin on 40 bytes, a multiple of eight
+        (224, 32, 256, 28),  # of seven: likewise
+        (288, 32, 1024, 18),  # of nine: two begin on 36 bytes, a multiple of four
+        (81, 9, 1024, 27),  # rows of 81 begin anywhere, so that nothing is gained
+        (18, 1, 784, 18),
+        (512, 1, 784, 512),
+    ],
+)
+def test_programs_begin_where_memory_is_read_in_large_pieces(channels, groups, plane, chunk):
+    assert tiling(channels, plane, groups, 1)["CHUNK"] == chunk
+
+
+@pytest.mark.parametrize("channels", [160, 192, 224, 256])
+def test_small_planes_are_read_once(channels):
+    """16x16 positions of 32 channels are 8,192 numbers, which a program holds."""
+    assert tiling(channels, 256, 32, 1)["WHOLE"]
