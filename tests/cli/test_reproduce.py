@@ -15,7 +15,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table
 from effuse.engines import driver, rounds
-from effuse.engines.files import held
+from effuse.core.files import held
 from effuse.engines.folder import RunFolder
 from effuse.engines.reproduce import Reproduction
 from effuse.recipes import catalogue, tables

@@ -12,7 +12,7 @@ from effuse.cli import app
 from effuse.cli.options import Json
 from effuse.cli.progress import console
 from effuse.core.errors import EffuseError, RecipeError, RunError, nearest
-from effuse.engines.files import writing
+from effuse.core.files import writing
 from effuse.metrics.bound import Bound
 
 

@@ -12,7 +12,7 @@ from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeNam
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.engines import driver
-from effuse.engines.files import write_atomically
+from effuse.core.files import write_atomically
 from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
 from effuse.engines.profile import profiled

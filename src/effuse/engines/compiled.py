@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from effuse.engines.files import cache_folder
+from effuse.core.files import cache_folder
 
 
 def keep_compiled(device: torch.device) -> None:

@@ -23,7 +23,7 @@ from effuse.core.spec import text
 from effuse.core.task import Net
 from effuse.core.workbench import SERVER, Workbench
 from effuse.engines.device import pick_device
-from effuse.engines.files import cache_folder, write_atomically
+from effuse.core.files import cache_folder, write_atomically
 from effuse.engines.folder import RunFolder
 from effuse.engines.grid import save_grid
 from effuse.engines.refusals import refuse_evaluation, refuse_model

@@ -18,7 +18,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.sampler import Sampler
 from effuse.core.spec import text
 from effuse.diffusion.synthesis import Synthetic
-from effuse.engines.files import write_atomically, writing
+from effuse.core.files import write_atomically, writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.grid import save_grid
 from effuse.engines.save import Loaded

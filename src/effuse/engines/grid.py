@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from effuse.core.metric import Images
-from effuse.engines.files import writing
+from effuse.core.files import writing
 
 MARGIN = 2
 SHOWN_SIDE = 64  # small images are enlarged to about this, pixel by pixel

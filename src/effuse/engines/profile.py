@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from effuse.core.spans import Profile, profiling
-from effuse.engines.files import write_atomically
+from effuse.core.files import write_atomically
 
 
 @contextlib.contextmanager

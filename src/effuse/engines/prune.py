@@ -13,7 +13,7 @@ from effuse.core.spec import with_values
 from effuse.core.workbench import Workbench
 from effuse.engines.device import pick_device
 from effuse.engines.evaluation import Evaluator
-from effuse.engines.files import cache_folder
+from effuse.core.files import cache_folder
 from effuse.engines.folder import RunFolder
 from effuse.engines.refusals import refuse_evaluation, refuse_model
 from effuse.engines.rounds import weights_digest

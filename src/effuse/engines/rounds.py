@@ -21,7 +21,7 @@ from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
 from effuse.engines.device import keep, machines_for
 from effuse.engines.evaluation import Evaluator
-from effuse.engines.files import cache_folder
+from effuse.core.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.observer import Observer
 from effuse.engines.save import save_model

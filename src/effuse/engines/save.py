@@ -18,7 +18,7 @@ from effuse.core.sampler import Sampler
 from effuse.core.workbench import Workbench
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines.files import writing
+from effuse.core.files import writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.state import Snapshots
 from effuse.models.saved import load_model

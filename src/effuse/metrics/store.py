@@ -1,8 +1,7 @@
 """What is worth computing once: tensors kept on disk between runs, values kept in memory within an evaluation."""
 
+import contextlib
 import hashlib
-import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +10,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from effuse.core.errors import RunError
+from effuse.core.files import held, write_atomically, writing
 from effuse.core.metric import Subject
 
 T = TypeVar("T")
@@ -28,27 +27,27 @@ def once(subject: Subject, key: Key, compute: Callable[[], T]) -> T:
 
 
 def kept(folder: Path | None, kind: str, key: Key, compute: Callable[[], Tensors]) -> Tensors:
-    """Tensors from a file named after everything they depend on, computed and written when there is none."""
+    """Tensors from a file named after everything they depend on, computed and written when there is none.
+
+    One process computes and others wait for it: those that share out a table must measure by the same classifier, whose training
+    need not end in the same bits twice.
+    """
     if folder is None:
         return compute()
     path = folder / f"{kind}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.safetensors"
-    if path.is_file():
-        try:
-            return safetensors.torch.load_file(path)
-        except SafetensorError:
-            pass  # a damaged file is worth no more than a missing one
-    tensors = {name: t.detach().cpu().contiguous() for name, t in compute().items()}
-    _write(path, tensors)
-    return tensors
+    if (found := _read(path)) is not None:
+        return found
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with held(path.with_suffix(".lock"), wait=True):
+        if (found := _read(path)) is not None:
+            return found
+        tensors = {name: t.detach().cpu().contiguous() for name, t in compute().items()}
+        write_atomically(path, safetensors.torch.save(tensors), wait=False)
+        return tensors
 
 
-def _write(path: Path, tensors: Tensors) -> None:
-    """Write beside the target and rename, so that nobody ever reads half a file."""
-    partial = path.with_suffix(f".{uuid.uuid4().hex}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(safetensors.torch.save(tensors))
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RunError(f"cannot keep {path}: {error.strerror}; free space there or choose another cache folder") from None
+def _read(path: Path) -> Tensors | None:
+    with contextlib.suppress(FileNotFoundError, SafetensorError):  # a damaged file is worth no more than a missing one
+        return safetensors.torch.load_file(path)
+    return None

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from effuse.core.errors import FederationError
-from effuse.engines.files import writing
+from effuse.core.files import writing
 from effuse.engines.flower.letters import Hello
 
 DAYS = 3650

@@ -17,7 +17,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
 from effuse.core.workbench import Client
 from effuse.engines.device import machines_for, pick_device
-from effuse.engines.files import held, write_atomically, writing
+from effuse.core.files import held, write_atomically, writing
 from effuse.engines.flower.letters import Enrolled, Hello
 from effuse.engines.refusals import refuse_model
 from effuse.engines.state import Snapshots

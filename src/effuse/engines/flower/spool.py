@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from effuse.engines.files import writing
+from effuse.core.files import writing
 from effuse.engines.flower.letters import ANSWER, Letter
 
 

@@ -1,0 +1,76 @@
+"""What is kept between runs: computed once, also where several processes want it at the same time."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from effuse.core.errors import RunError
+from effuse.metrics.store import kept
+
+KEY = ("toy", 1)
+
+
+def never():
+    raise AssertionError("it is there already")
+
+
+def test_what_is_there_is_not_computed_again_and_what_is_damaged_is(tmp_path):
+    one = {"mean": torch.arange(3.0)}
+    assert torch.equal(kept(tmp_path / "new", "moments", KEY, lambda: one)["mean"], one["mean"])
+    assert torch.equal(kept(tmp_path / "new", "moments", KEY, never)["mean"], one["mean"])
+    (file,) = (tmp_path / "new").glob("moments-*.safetensors")
+    file.write_bytes(b"half a fi")
+    assert kept(tmp_path / "new", "moments", KEY, lambda: {"mean": torch.ones(1)})["mean"].tolist() == [1.0]
+    assert kept(tmp_path / "new", "moments", KEY, never)["mean"].tolist() == [1.0]
+    with pytest.raises(AssertionError):
+        kept(tmp_path / "new", "moments", ("toy", 2), never)
+    assert kept(None, "moments", KEY, lambda: one) is one
+
+
+WANTS = """
+import os, sys, time
+from pathlib import Path
+import torch
+from effuse.metrics.store import kept
+
+def compute():
+    open(sys.argv[2], "a").write(f"{os.getpid()}\\n")
+    time.sleep(1)
+    return {"weights": torch.tensor([os.getpid()])}
+
+print("ready", flush=True)
+input()
+print(kept(Path(sys.argv[1]), "classifier", ("toy",), compute)["weights"].item())
+"""
+
+
+def test_of_processes_that_want_the_same_one_computes_it(tmp_path):
+    """A classifier's training may end in other bits in every process; those of one table are to measure by the same."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", WANTS, tmp_path / "cache", tmp_path / "log"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in started:
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    found = {process.communicate(timeout=60)[0].strip() for process in started}
+    assert found == {*(tmp_path / "log").read_text().split()} and len(found) == 1
+
+
+def test_whoever_fails_leaves_nothing_behind(tmp_path):
+    """The next one computes it: neither the lock nor a part of a file is in its way."""
+    with pytest.raises(AssertionError):
+        kept(tmp_path, "features", KEY, never)
+    assert kept(tmp_path, "features", KEY, lambda: {"x": torch.ones(1)})["x"].tolist() == [1.0]
+
+
+def test_a_cache_that_cannot_be_written_is_told_by_its_name(tmp_path):
+    (tmp_path / "cache").write_text("a file is no folder")
+    with pytest.raises(RunError, match="cache.*check the folder"):
+        kept(tmp_path / "cache", "features", KEY, lambda: {"x": torch.ones(1)})
