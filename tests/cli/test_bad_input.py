@@ -20,11 +20,12 @@ from toy import ToyStateful, toy_recipe
 
 from effuse.algorithms.localonly import LocalOnly
 from effuse.cli import main
+from effuse.core import files
 from effuse.core.machine import Eager
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import driver, files, rounds
+from effuse.engines import driver, rounds
 from effuse.engines.folder import RunFolder
 from effuse.models import saved
 from effuse.recipes import catalogue
