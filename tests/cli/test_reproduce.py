@@ -10,12 +10,12 @@ from toy import ADAM, toy_recipe
 
 from effuse.algorithms.feddiffuse import Full, UDec
 from effuse.core.errors import RecipeError
+from effuse.core.files import held
 from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table
 from effuse.engines import driver, rounds
-from effuse.core.files import held
 from effuse.engines.folder import RunFolder
 from effuse.engines.reproduce import Reproduction
 from effuse.recipes import catalogue, tables

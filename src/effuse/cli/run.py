@@ -11,8 +11,8 @@ from effuse.cli import app
 from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, Workers, chosen
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
-from effuse.engines import driver
 from effuse.core.files import write_atomically
+from effuse.engines import driver
 from effuse.engines.folder import RunFolder
 from effuse.engines.notebook import new_folder
 from effuse.engines.profile import profiled

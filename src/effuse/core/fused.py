@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effuse.core.dropout import KeyedDropout, dropped
-from effuse.core.kernels import kernels_for
-
-ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
+from effuse.core.kernels import ALIGNED, kernels_for
 
 
 def rows(x: Tensor) -> tuple[Tensor, int]:

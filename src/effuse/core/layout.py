@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effuse.core.dropout import key_dropout
-from effuse.core.fused import ALIGNED, FusedGroupNorm, normed
+from effuse.core.fused import FusedGroupNorm, normed
+from effuse.core.kernels import ALIGNED
 
 # what a kind of module does to be faster, given our kernels that run; a network's own file says so
 ADAPTS: dict[type, Callable[[Any, Collection[str]], None]] = {}

@@ -13,6 +13,7 @@ from effuse.core.algorithm import Server
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
+from effuse.core.files import cache_folder, write_atomically
 from effuse.core.machine import Eager, Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.model import Model
@@ -23,7 +24,6 @@ from effuse.core.spec import text
 from effuse.core.task import Net
 from effuse.core.workbench import SERVER, Workbench
 from effuse.engines.device import pick_device
-from effuse.core.files import cache_folder, write_atomically
 from effuse.engines.folder import RunFolder
 from effuse.engines.grid import save_grid
 from effuse.engines.refusals import refuse_evaluation, refuse_model

@@ -13,12 +13,12 @@ import numpy as np
 import effuse
 from effuse.core.algorithm import fields_of
 from effuse.core.errors import RunError
+from effuse.core.files import write_atomically, writing
 from effuse.core.metric import Images
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.sampler import Sampler
 from effuse.core.spec import text
 from effuse.diffusion.synthesis import Synthetic
-from effuse.core.files import write_atomically, writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.grid import save_grid
 from effuse.engines.save import Loaded

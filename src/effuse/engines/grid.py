@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from effuse.core.metric import Images
 from effuse.core.files import writing
+from effuse.core.metric import Images
 
 MARGIN = 2
 SHOWN_SIDE = 64  # small images are enlarged to about this, pixel by pixel

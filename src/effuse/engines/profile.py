@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from effuse.core.spans import Profile, profiling
 from effuse.core.files import write_atomically
+from effuse.core.spans import Profile, profiling
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from effuse.core.errors import RunError
+from effuse.core.files import cache_folder
 from effuse.core.machine import Eager
 from effuse.core.model import Model
 from effuse.core.rng import Stream
@@ -13,7 +14,6 @@ from effuse.core.spec import with_values
 from effuse.core.workbench import Workbench
 from effuse.engines.device import pick_device
 from effuse.engines.evaluation import Evaluator
-from effuse.core.files import cache_folder
 from effuse.engines.folder import RunFolder
 from effuse.engines.refusals import refuse_evaluation, refuse_model
 from effuse.engines.rounds import weights_digest

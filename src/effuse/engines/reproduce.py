@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from effuse.core.errors import RecipeError, RunError, TrainingError
+from effuse.core.files import held, write_atomically, writing
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.table import Cell, Table
 from effuse.engines import driver
 from effuse.engines.check import check
-from effuse.core.files import held, write_atomically, writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.observer import Observer
 from effuse.recipes import find_recipe

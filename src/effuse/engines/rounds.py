@@ -12,6 +12,7 @@ from effuse.core.algorithm import FEDERATE, Server
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
+from effuse.core.files import cache_folder
 from effuse.core.ledger import TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
@@ -21,7 +22,6 @@ from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
 from effuse.engines.device import keep, machines_for
 from effuse.engines.evaluation import Evaluator
-from effuse.core.files import cache_folder
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.observer import Observer
 from effuse.engines.save import save_model

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from effuse.core.errors import RecipeError, RunError
+from effuse.core.files import writing
 from effuse.core.machine import Eager, Meter, batch_seeds
 from effuse.core.metric import Images
 from effuse.core.model import Model, fill
@@ -18,7 +19,6 @@ from effuse.core.sampler import Sampler
 from effuse.core.workbench import Workbench
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
-from effuse.core.files import writing
 from effuse.engines.folder import RunFolder
 from effuse.engines.state import Snapshots
 from effuse.models.saved import load_model

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from effuse.core.errors import FederationError, WireError
+from effuse.core.files import sync_file, write_atomically, writing
 from effuse.core.params import Buffers, Params
 from effuse.core.wire import MESSAGES, decode, each_params, encode, is_message, message_name
-from effuse.core.files import sync_file, write_atomically, writing
 
 KINDS: dict[str, Any] = {"params": Params, "buffers": Buffers, "tensor": Tensor, "scalar": bool | int | float | str | None}
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
+
 
 def kernels_for(x: Tensor, name: str) -> Any:
     """A file of kernels for a tensor, or None where plain torch is to do it."""

@@ -2,7 +2,7 @@
 
 import math
 
-from effuse.core.fused import ALIGNED
+from effuse.core.kernels import ALIGNED
 
 WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row are read at full speed
 WIDE = 64  # the same where planes are small

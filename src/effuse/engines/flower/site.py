@@ -13,11 +13,11 @@ import torch
 from effuse.core.data import Dataset, Shard, Source
 from effuse.core.errors import DataError, FederationError, ModelError, RecipeError, TrainingError, WireError
 from effuse.core.federation import Order
+from effuse.core.files import held, write_atomically, writing
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
 from effuse.core.workbench import Client
 from effuse.engines.device import machines_for, pick_device
-from effuse.core.files import held, write_atomically, writing
 from effuse.engines.flower.letters import Enrolled, Hello
 from effuse.engines.refusals import refuse_model
 from effuse.engines.state import Snapshots
