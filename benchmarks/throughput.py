@@ -263,6 +263,7 @@ def main() -> None:
             "plain": lambda: drawing(arch, device, n, steps, careful=False),
             "strong": lambda: drawing(arch, device, n, steps, careful=True),
             "eager": lambda: sampling(Eager(device, TASK), arch, n, steps),
+            "graph": lambda: sampling(Captured(device, TASK, compiled=False), arch, n, steps),
             "compile": lambda: sampling(fast(1)[0], arch, n, steps),
         }
         for variant in asked.variants.split(","):

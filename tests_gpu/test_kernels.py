@@ -13,7 +13,7 @@ from effuse.core.attention import linear_attention
 from effuse.core.captured import KERNELS, Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.dropout import dropped, kept, places
-from effuse.core.fused import norm
+from effuse.core.fused import channel_sums, norm, plus_kernel
 from effuse.core.layout import for_tensor_cores
 from effuse.core.machine import Work
 from effuse.core.rng import Stream
@@ -164,6 +164,22 @@ def test_a_kernels_mask_is_the_written_one(side):
     assert torch.equal(masks[0], masks[2]) and not torch.equal(masks[0], masks[1])
     n = x.numel()
     assert abs(masks[0].double().mean().item() - 0.9) < 5 * (0.09 / n) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize(("C", "side", "row"), [(64, 32, None), (96, 32, None), (204, 16, 208), (3, 32, 8), (256, 4, None), (28, 14, 32)])
+def test_a_bias_and_its_gradient(C, side, row, more, dtype):
+    """Against fp32 on the same numbers, from rows that lie apart, too."""
+    x, dy = (normal(BATCH, C, side, side, seed=k, dtype=dtype, row=row) for k in (0, 1))
+    beside, bias = normal(BATCH, C, side, side, seed=2, dtype=dtype), torch.randn(C, device=DEVICE, requires_grad=True)
+    y = plus_kernel(x, bias, beside if more else None)
+    wanted = x.float() + (beside.float() if more else 0) + bias.detach()[:, None, None]
+    assert off(y.detach(), wanted) < (8e-3 if dtype == torch.bfloat16 else 1e-6)
+    (found,) = torch.autograd.grad(y, bias, dy, retain_graph=True)
+    assert off(found, dy.double().sum((0, 2, 3))) < 1e-5
+    assert torch.equal(found, torch.autograd.grad(y, bias, dy)[0]), "kernels repeat to the bit"
+    assert torch.equal(channel_sums(dy), found)
 
 
 # the interpreter cannot multiply matrices of bf16

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from effuse.core.dropout import dropped
-from effuse.core.fused import empty_rows, norm, rows, side_by_side
+from effuse.core.fused import channel_sums, empty_rows, norm, plus, plus_kernel, rows, side_by_side
 from effuse.core.kernels import available
 
 LAST = torch.channels_last
@@ -80,6 +80,50 @@ def test_torch_finds_the_operators_in_order():
     """Schemas, shapes on paper, and gradients through a compiler's tracing, by torch's own check."""
     checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
     torch.library.opcheck(norm, arguments(8, 4, 2, PARTS[0]), test_utils=checks)
+
+
+def test_a_bias_and_more_are_added_at_once():
+    """Two images of two channels and one position, 1, 2 and 3, 4; a bias of 10, 20; 100 to all, where there is more. The gradient of
+    a bias is the sum of its channel's: 1 + 3 and 2 + 4; those of what is added are the sum's own."""
+    x, more = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(2, 2, 1, 1).requires_grad_(), torch.full((2, 2, 1, 1), 100.0)
+    bias = torch.tensor([10.0, 20.0], requires_grad=True)
+    assert plus(x, bias).flatten().tolist() == [11.0, 22.0, 13.0, 24.0]
+    y = plus(x, bias, more.requires_grad_())
+    assert y.flatten().tolist() == [111.0, 122.0, 113.0, 124.0]
+    y.backward(x.detach())
+    assert bias.grad.tolist() == [4.0, 6.0] and torch.equal(x.grad, x) and torch.equal(more.grad, x)
+
+
+def test_a_sum_is_rounded_once_and_its_bias_not_at_all():
+    """256 + 1 + 1 in bf16, whose neighbours there are two apart: one addition after another stays at 256, all at once are 258. A
+    gradient of 1/512 from each of 3 x 512 positions is 3, where bf16, adding one by one, would stop at 0.5."""
+    x = torch.full((3, 1, 16, 32), 256.0, dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.ones(1, requires_grad=True)
+    y = plus(x, bias, torch.ones_like(x))
+    assert y.dtype == torch.bfloat16 and (y == 258).all()
+    y.backward(torch.full_like(y, 1 / 512))
+    assert bias.grad.dtype == torch.float32 and bias.grad.item() == 3
+    assert plus(x, bias.detach()).grad_fn is not None
+
+
+def test_sums_of_sequences_and_of_parts_of_rows():
+    whole = torch.randn(2, 5, 7).transpose(1, 2)  # B x C x L, channels next to each other
+    for x in (whole, whole[:, :3], torch.randn(4, 3, 2, 2)):
+        torch.testing.assert_close(channel_sums(x), x.transpose(0, 1).flatten(1).sum(1))
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_compiled_a_sum_is_the_same(more):
+    x, bias = torch.randn(2, 8, 4, 4, dtype=torch.bfloat16, requires_grad=True), torch.randn(8, requires_grad=True)
+    given = (x, bias, torch.randn_like(x, requires_grad=True) if more else None)
+    learnt, found = [t for t in given if t is not None], []
+    for run in (plus, torch.compile(plus, backend="aot_eager")):
+        y = run(*given)
+        found.append([y, *torch.autograd.grad(y.float().square().sum(), learnt)])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
+    torch.library.opcheck(plus_kernel, given, test_utils=checks)
 
 
 def test_where_kernels_cannot_be_built_torchs_own_are_used(monkeypatch):

@@ -29,7 +29,7 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import Fit, Solver
 from effuse.core.task import Batch, Net, Task
 
-KERNELS = ("norm", "attention", "cast")  # what we do ourselves, where our kernels run
+KERNELS = ("norm", "attention", "cast")  # what we do ourselves, where our kernels run; "norm" with the biases around
 TRIES_TILINGS = "write_are_deterministic_algorithms_enabled"  # unless it is told that it is in torch's deterministic mode
 VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effuse.core.dropout import key_dropout
-from effuse.core.fused import FusedGroupNorm, normed
+from effuse.core.fused import FusedGroupNorm, normed, plus
 from effuse.core.kernels import ALIGNED
 
 # what a kind of module does to be faster, given our kernels that run; a network's own file says so
@@ -40,6 +40,8 @@ def doubled(x: Tensor) -> Tensor:
 class AlignedConv2d(nn.Conv2d):
     """The same convolution, on zero-padded channels where its widths are not multiples of eight."""
 
+    ours = False  # whether a kernel of ours adds the bias
+
     def forward(self, x: Tensor) -> Tensor:
         return _biased(self, self.unbiased(x))
 
@@ -54,6 +56,8 @@ class AlignedConv2d(nn.Conv2d):
 
 class AlignedConvTranspose2d(nn.ConvTranspose2d):
     """The same for transposed convolutions."""
+
+    ours = False
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         x, weight = _padded(self, x, self.weight, outputs=1)
@@ -79,7 +83,17 @@ def _padded(conv: Any, x: Tensor, weight: Tensor, outputs: int) -> tuple[Tensor,
 
 
 def _biased(conv: Any, y: Tensor) -> Tensor:
-    return y if conv.bias is None else y + conv.bias.to(y.dtype)[:, None, None]
+    if conv.bias is None:
+        return y
+    return plus(y, conv.bias) if conv.ours else y + conv.bias.to(y.dtype)[:, None, None]
+
+
+def joined(conv: AlignedConv2d, h: Tensor, shortcut: AlignedConv2d | None, x: Tensor) -> Tensor:
+    """conv(h) + shortcut(x), or + x where there is none; all biases are added at once."""
+    h, bias = conv.unbiased(h), conv.bias
+    if shortcut is not None:
+        x, bias = shortcut.unbiased(x), bias + shortcut.bias
+    return plus(h, bias, x)
 
 
 def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module:
@@ -93,6 +107,8 @@ def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module
             module.__class__ = AlignedConv2d
         elif type(module) is nn.ConvTranspose2d:
             module.__class__ = AlignedConvTranspose2d
+        if isinstance(module, (AlignedConv2d, AlignedConvTranspose2d)):
+            module.ours = "norm" in kernels
     for module in net.modules():
         if type(module) in ADAPTS:
             ADAPTS[type(module)](module, kernels)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from effuse.core.attention import linear_attention
 from effuse.core.fused import normed, side_by_side
-from effuse.core.layout import ADAPTS
+from effuse.core.layout import ADAPTS, joined
 from effuse.core.model import Arch
 from effuse.core.spec import spec
 from effuse.core.task import Give
@@ -169,7 +169,8 @@ class FusedBlock(Block):
         norm, widen, _, norm_wide, narrow = self.mix
         shift = self.depthwise.bias if embedding is None else embedding[self.place]
         h = widen.unbiased(normed(self.depthwise.unbiased(x), norm, shift))
-        return narrow(normed(h, norm_wide, widen.bias, before=True)) + self.residual(x)
+        shortcut = None if isinstance(self.residual, nn.Identity) else self.residual
+        return joined(narrow, normed(h, norm_wide, widen.bias, before=True), shortcut, x)
 
 
 class FusedUNet(ConvNeXtUNet):

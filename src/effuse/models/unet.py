@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
-from effuse.core.fused import FusedGroupNormSiLU, aligned, normed, side_by_side
-from effuse.core.layout import ADAPTS, doubled
+from effuse.core.fused import FusedGroupNormSiLU, aligned, normed, plus, side_by_side
+from effuse.core.layout import ADAPTS, doubled, joined
 from effuse.core.model import Arch
 from effuse.core.spec import make, spec
 from effuse.core.task import Give
@@ -245,8 +245,8 @@ def network_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, temb: tuple[Tensor, ...]) -> Tensor:
             h = self.conv1.unbiased(normed(x, self.norm1, after=True))
-            h = self.conv2(normed(h, self.norm2, temb[self.place], after=True, drop=self.dropout))
-            return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
+            h = normed(h, self.norm2, temb[self.place], after=True, drop=self.dropout)
+            return joined(self.conv2, h, self.conv_shortcut, x)
 
     class FusedAttention(Attention):
         """The same attention, whose queries, keys and values are one product; positions lie in rows as they come.
@@ -260,8 +260,8 @@ def network_class() -> type[nn.Module]:
             q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv)
             scale = (self.to_q.out_features // self.heads) ** -0.5
             h = F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
-            h = F.linear(h, aligned(self.to_out[0].weight, 1, self.heads), self.to_out[0].bias)
-            return x + h.unflatten(1, x.shape[2:]).movedim(-1, 1)
+            h = F.linear(h, aligned(self.to_out[0].weight, 1, self.heads)).unflatten(1, x.shape[2:]).movedim(-1, 1)
+            return plus(h, self.to_out[0].bias.to(h.dtype), x)  # rounded, as autocast has it
 
     class Doubling(Upsample2D):
         """The same, its positions copied as they lie."""

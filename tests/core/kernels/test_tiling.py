@@ -1,8 +1,8 @@
-"""How normalisations are shared out: everything once, in whole groups, where memory is read in large pieces if it can be."""
+"""How normalisations and sums are shared out: everything once, in whole groups, where memory is read in large pieces if it can be."""
 
 import pytest
 
-from effuse.core.kernels.tiling import HELD, tiling
+from effuse.core.kernels.tiling import HELD, SUMMED, SUMMERS, columns, tiling
 
 PLANES = (1, 4, 16, 49, 64, 196, 256, 784, 1024, 4096)
 
@@ -42,3 +42,20 @@ def test_programs_begin_where_memory_is_read_in_large_pieces(channels, groups, p
 def test_small_planes_are_read_once(channels):
     """16x16 positions of 32 channels are 8,192 numbers, which a program holds."""
     assert tiling(channels, 256, 32, 1)["WHOLE"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_every_row_is_summed_once(last):
+    """By few programs, which none of has nothing to do; the last sum is one program's, for its columns."""
+    for C in (1, 3, 18, 48, 64, 96, 102, 204, 512):
+        for rows in (1, 15, 128, 2048, 6272, 131072, 10**7):
+            t = columns(C, rows, last)
+            assert (t.programs - 1) * t.each < rows <= t.programs * t.each and t.each % t.BR == 0
+            assert t.programs == 1 if last else t.programs <= SUMMERS
+            assert t.BR * t.BC == SUMMED and t.BC & (t.BC - 1) == 0
+
+
+@pytest.mark.parametrize(("channels", "wide"), [(64, 64), (96, 32), (128, 64), (160, 32), (192, 64), (3, 4), (102, 64), (208, 64)])
+def test_columns_are_not_read_in_vain(channels, wide):
+    """96 are three times 32; where less than 32 divides them, as with 208, the last program has some to spare."""
+    assert columns(channels, 1000).BC == wide

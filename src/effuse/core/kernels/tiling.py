@@ -1,6 +1,7 @@
-"""How a normalisation's planes are shared out to programs; arithmetic, which needs no triton."""
+"""How work is shared out to programs; arithmetic, which needs no triton."""
 
 import math
+from typing import NamedTuple
 
 from effuse.core.kernels import ALIGNED
 
@@ -8,6 +9,8 @@ WIDTH = 32  # channels of a program, where groups are smaller: 64 bytes a row ar
 WIDE = 64  # the same where planes are small
 SMALL_PLANE = 64
 HELD = 8192  # elements that a program keeps in registers; otherwise it looks at half as many a turn
+SUMMED = 4096  # elements that a program adds to its sums a turn
+SUMMERS = 512  # programs that share out the rows of a sum, four for each multiprocessor of a large GPU
 
 
 def tiling(C: int, P: int, groups: int, tensors: int) -> dict[str, int]:
@@ -22,6 +25,26 @@ def tiling(C: int, P: int, groups: int, tensors: int) -> dict[str, int]:
     whole = every * BC <= held
     BP = every if whole else max(1, (held if alone else held // 2) // BC)
     return {"D": D, "CHUNK": CHUNK, "BC": BC, "BP": BP, "WHOLE": whole, "num_warps": warps(BP * BC)}
+
+
+class Columns(NamedTuple):
+    """How a sum over rows is shared out: so many programs of `each` rows, which they read BR rows of BC columns at a time."""
+
+    programs: int
+    each: int
+    BR: int
+    BC: int
+
+
+def columns(C: int, rows: int, last: bool = False) -> Columns:
+    """Many programs for the first sums, and one for each few columns for the `last`, of what the first have found."""
+    widest = 16 if last else WIDE
+    together = math.gcd(C, widest)
+    BC = together if together >= widest // 2 else min(widest, _power(C))  # nothing is read beside the columns if it can be
+    BR = SUMMED // BC
+    turns = -(-rows // BR)
+    each = BR * (turns if last else -(-turns // SUMMERS))
+    return Columns(-(-rows // each), each, BR, BC)
 
 
 def warps(elements: int) -> int:
