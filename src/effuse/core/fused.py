@@ -4,6 +4,7 @@ They are custom operators, so torch.compile takes them as they are and CUDA grap
 last, and make it so where it is not.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,8 +70,8 @@ def norm_backward(
     x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor,
     before: bool, after: bool, rate: float, layer: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradient of x, and for each image those of weight, bias and shift."""
-    dx, sums = empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
+    """The gradient of x, and for each image those of weight, bias and shift, side by side."""
+    dx, sums = empty_rows(x), x.new_empty((len(x), 3, x.shape[1]), dtype=torch.float32)
     groups = stats.shape[2]
     kernels = kernels_for(x, "norm")
     if kernels is not None:
@@ -90,7 +91,7 @@ def norm_backward(
         s = z.sigmoid()
         g = g * s * (1 + z * (1 - s))
     places = tuple(range(2, x.ndim))
-    sums[0], sums[1] = (g * hat).sum(places), g.sum(places)
+    sums[:, 0], sums[:, 1] = (g * hat).sum(places), g.sum(places)
     g = _scaled(g, weight, None)
     n = x[0].numel() // groups
     along, level = ((t.reshape(len(x), groups, -1).sum(-1, keepdim=True) / n) for t in (g * hat, g))
@@ -98,7 +99,7 @@ def norm_backward(
     d = d.reshape(x.shape)
     if before:
         d = d * (0.5 * (1 + torch.erf(v * 0.5**0.5)) + v * (0.5 / torch.pi) ** 0.5 * torch.exp(-0.5 * v * v))
-    sums[2] = d.sum(places)
+    sums[:, 2] = d.sum(places)
     return dx.copy_(d), sums
 
 
@@ -122,23 +123,22 @@ def _(x: Tensor, shift: Any, weight: Any, bias: Any, seed: Any, groups: int, *re
 
 @norm_backward.register_fake
 def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return empty_rows(x), x.new_empty((3, *x.shape[:2]), dtype=torch.float32)
+    return empty_rows(x), x.new_empty((len(x), 3, x.shape[1]), dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, shift, weight, bias, seed, _, _, *ctx.options = inputs
     ctx.save_for_backward(x, shift, weight, bias, seed, output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # of the statistics: zeros, to no use
 
 
 def _back(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
     x, shift, weight, bias, seed, stats = ctx.saved_tensors
     dx, sums = norm_backward(x, dy, shift, weight, bias, seed, stats, *ctx.options)
-    common = (
-        shift is not None and shift.ndim == 1
-    )  # to all images: its gradient is summed over them, as those of weight and bias are
-    over = (sums if common else sums[:2]).sum(1)
-    shifted = None if shift is None else (over[2] if common else sums[2]).to(shift.dtype)
+    common = shift is not None and shift.ndim == 1  # to all images: its gradient is summed over them, as weight's and bias's are
+    over = channel_sums(sums[:, : 2 + common].flatten(1).t()[None]).unflatten(0, (-1, x.shape[1]))
+    shifted = None if shift is None else (over[2] if common else sums[:, 2]).to(shift.dtype)
     return dx, shifted, over[0], over[1], None, None, None, None, None, None, None
 
 
@@ -225,23 +225,69 @@ def side_by_side(
 
     Where a layer's features are so many `parts`, such as heads, they come with zeros that align each part, and nothing is `more`.
     """
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    weights, biases = ([getattr(layer, name) for layer in layers] for name in ("weight", "bias"))
     if parts is not None:
-        weights, biases = ([aligned(t, 0, parts) for t in some] for some in (weights, biases))
+        weight, bias = (_stacked(some, parts) for some in (weights, biases))
+        return linear(aligned(x, -1), aligned(weight, -1), bias).chunk(len(layers), -1)
     y = F.linear(aligned(x, -1), aligned(torch.cat(weights), -1), torch.cat(biases))
     if more:  # and not with the bias, which is rounded once where autocast does it and twice where `halves.py` has
         y = y + torch.cat(list(more))
     return y.split([len(weight) for weight in weights], -1)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """F.linear, the gradient of whose bias our kernel sums."""
+    if torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    y = F.linear(x, weight, bias.detach())
+    return _SummedBias.apply(y, bias.to(y.dtype))  # rounded, as autocast has it
+
+
+class _SummedBias(torch.autograd.Function):
+    """Rows of features as they are, to which a bias was added."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, bias: Tensor) -> Tensor:
+        ctx.of_bias = bias.dtype
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None]:
+        return dy, channel_sums(dy.transpose(1, 2)).to(ctx.of_bias) if ctx.needs_input_grad[1] else None
+
+
+def _stacked(tensors: Sequence[Tensor], parts: int) -> Tensor:
+    """Tensors of one shape below each other, each with zeros that align its parts."""
+    missing = -(len(tensors[0]) // parts) % ALIGNED
+    if parts > 1 or not missing:
+        return torch.cat([aligned(t, 0, parts) for t in tensors])
+    zeros = _zeros(tensors[0], 0, missing)
+    return torch.cat([t for tensor in tensors for t in (tensor, zeros)])
+
+
 def aligned(x: Tensor, axis: int, parts: int = 1) -> Tensor:
     """The tensor with zeros after each of so many equal parts of an axis, so that each is a multiple of eight long."""
     axis %= x.ndim
-    split = x.unflatten(axis, (parts, -1))
-    missing = -split.shape[axis + 1] % ALIGNED
-    if not missing:
-        return x
-    return F.pad(split, [0, 0] * (x.ndim - axis - 1) + [0, missing]).flatten(axis, axis + 1)
+    missing = -(x.shape[axis] // parts) % ALIGNED
+    return lengthened(x.unflatten(axis, (parts, -1)), axis + 1, missing).flatten(axis, axis + 1) if missing else x
+
+
+def lengthened(x: Tensor, axis: int, missing: int) -> Tensor:
+    """The tensor with so many zeros after it along an axis."""
+    return torch.cat([x, _zeros(x, axis, missing)], axis) if missing else x
+
+
+def _zeros(like: Tensor, axis: int, n: int) -> Tensor:
+    shape = tuple(n if i == axis else size for i, size in enumerate(like.shape))
+    if torch.compiler.is_compiling():
+        return like.new_zeros(shape)
+    return _kept_zeros(like.dtype, like.device).expand(shape)
+
+
+@functools.cache
+def _kept_zeros(dtype: torch.dtype, device: torch.device) -> Tensor:
+    # made once: a recorded step would fill them anew in every replay
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 class FusedGroupNorm(nn.GroupNorm):

@@ -4,11 +4,12 @@ torch's own sum over the rows of a channels-last tensor takes several times as l
 compiled, that was a seventh of it. Sums are made in a fixed order, so results repeat to the bit.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from effuse.core.kernels.tiling import Columns, columns
+from effuse.core.kernels.tiling import SUMMERS, Columns, columns
 
 BLOCK = 4096  # elements of a program: sixteen a thread
 WARPS = 8
@@ -64,11 +65,12 @@ def gradient(dy: Tensor, out: Tensor, row: int) -> None:
     """The sum of each channel, over images and positions."""
     C = dy.shape[1]
     n = dy.numel() // C
-    tile = columns(C, n)
-    partial = out if tile.programs == 1 else dy.new_empty((tile.programs, C), dtype=out.dtype)
-    _launch(dy, partial, n, row, tile)
-    if tile.programs > 1:
-        _launch(partial, out, tile.programs, C, columns(C, tile.programs, last=True))
+    if n > SUMMERS:
+        tile = columns(C, n)
+        partial = dy.new_empty((tile.programs, C), dtype=torch.float32)
+        _launch(dy, partial, n, row, tile)
+        dy, n, row = partial, tile.programs, C
+    _launch(dy, out, n, row, columns(C, n, last=True))
 
 
 def _launch(x: Tensor, sums: Tensor, rows: int, row: int, tile: Columns) -> None:

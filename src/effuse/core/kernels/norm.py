@@ -205,7 +205,7 @@ def _slope(
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def norm_backward(
-    x_ptr, dy_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, stats_ptr, dx_ptr, sums_ptr, P, images, salt, threshold, scale,
+    x_ptr, dy_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, stats_ptr, dx_ptr, sums_ptr, P, salt, threshold, scale,
     C: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, SROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr,
     BC: tl.constexpr, BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
     DROP: tl.constexpr,
@@ -252,9 +252,9 @@ def norm_backward(
             sb += g
         dw = tl.sum(sw, 0)
         db = tl.sum(sb, 0)
-    at = image * C + c
-    tl.store(sums_ptr + at, dw, mask=on)
-    tl.store(sums_ptr + images * C + at, db, mask=on)
+    sums_ptr += image * 3 * C
+    tl.store(sums_ptr + c, dw, mask=on)
+    tl.store(sums_ptr + C + c, db, mask=on)
     # dx = rstd (weight g - level - along (u rstd + k)) = a g + e u + f
     along = _grouped(weight * dw, lane, D, CHUNK, BC) / (P * D)
     level = _grouped(weight * db, lane, D, CHUNK, BC) / (P * D)
@@ -266,7 +266,7 @@ def norm_backward(
             d *= _gelu_slope(v)
         tl.store(dx_ptr + p[:, None] * C + c[None, :], d.to(dx_ptr.dtype.element_ty), mask=inside)
         if SHIFT:
-            tl.store(sums_ptr + 2 * images * C + at, tl.sum(tl.where(inside, d, 0.0), 0), mask=on)
+            tl.store(sums_ptr + 2 * C + c, tl.sum(tl.where(inside, d, 0.0), 0), mask=on)
     else:
         sd = tl.zeros([BP, BC], tl.float32)
         for start in range(0, P, BP):
@@ -284,7 +284,7 @@ def norm_backward(
             if SHIFT:
                 sd += tl.where(inside, d, 0.0)
         if SHIFT:
-            tl.store(sums_ptr + 2 * images * C + at, tl.sum(sd, 0), mask=on)
+            tl.store(sums_ptr + 2 * C + c, tl.sum(sd, 0), mask=on)
 
 
 def _apart(shift: Tensor | None) -> int:
@@ -316,7 +316,7 @@ def gradients(
     P = x[0, 0].numel()
     t = tiling(C, P, groups, tensors=2)
     norm_backward[(triton.cdiv(C, t["CHUNK"]), images)](
-        x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P, images,
+        x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P,
         salt(layer), threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SROW=_apart(shift), SHIFT=shift is not None, BEFORE=before,
         AFTER=after, DROP=rate > 0, **t,
     )  # fmt: skip
