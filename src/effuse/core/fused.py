@@ -287,7 +287,8 @@ def _zeros(like: Tensor, axis: int, n: int) -> Tensor:
 @functools.cache
 def _kept_zeros(dtype: torch.dtype, device: torch.device) -> Tensor:
     # made once: a recorded step would fill them anew in every replay
-    return torch.zeros((), dtype=dtype, device=device)
+    with torch.inference_mode(False):  # whoever comes first may be drawing, whoever comes next learning
+        return torch.zeros((), dtype=dtype, device=device)
 
 
 class FusedGroupNorm(nn.GroupNorm):
