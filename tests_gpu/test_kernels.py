@@ -172,10 +172,10 @@ def test_a_kernels_mask_is_the_written_one(side):
 def test_a_bias_and_its_gradient(C, side, row, more, dtype):
     """Against fp32 on the same numbers, from rows that lie apart, too."""
     x, dy = (normal(BATCH, C, side, side, seed=k, dtype=dtype, row=row) for k in (0, 1))
-    beside, bias = normal(BATCH, C, side, side, seed=2, dtype=dtype), torch.randn(C, device=DEVICE, requires_grad=True)
+    beside, bias = normal(BATCH, C, side, side, seed=2, dtype=dtype, row=row), torch.randn(C, device=DEVICE, requires_grad=True)
     y = plus_kernel(x, bias, beside if more else None)
     wanted = x.float() + (beside.float() if more else 0) + bias.detach()[:, None, None]
-    assert off(y.detach(), wanted) < (8e-3 if dtype == torch.bfloat16 else 1e-6)
+    assert off(y.detach(), wanted) < ((4e-3 if GPU else 8e-3) if dtype == torch.bfloat16 else 1e-6)  # an interpreter cuts off
     (found,) = torch.autograd.grad(y, bias, dy, retain_graph=True)
     assert off(found, dy.double().sum((0, 2, 3))) < 1e-5
     assert torch.equal(found, torch.autograd.grad(y, bias, dy)[0]), "kernels repeat to the bit"

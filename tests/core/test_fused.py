@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from effuse.core.dropout import dropped
-from effuse.core.fused import channel_sums, empty_rows, norm, plus, plus_kernel, rows, side_by_side
+from effuse.core.fused import channel_sums, empty_rows, linear, norm, plus, plus_kernel, rows, side_by_side
 from effuse.core.kernels import available
 
 LAST = torch.channels_last
@@ -103,7 +103,47 @@ def test_a_sum_is_rounded_once_and_its_bias_not_at_all():
     assert y.dtype == torch.bfloat16 and (y == 258).all()
     y.backward(torch.full_like(y, 1 / 512))
     assert bias.grad.dtype == torch.float32 and bias.grad.item() == 3
-    assert plus(x, bias.detach()).grad_fn is not None
+
+
+def test_a_frozen_bias_is_not_summed(monkeypatch):
+    monkeypatch.setattr("effuse.core.fused.channel_sums", None)
+    x = torch.ones(2, 3, 2, 2, requires_grad=True)
+    plus(x, torch.zeros(3)).sum().backward()
+    linear(x, torch.eye(2), torch.zeros(2)).sum().backward()
+    assert (x.grad == 2).all()
+
+
+def test_what_does_not_fit_is_refused():
+    """A kernel would read beside it."""
+    x = torch.zeros(2, 8, 4, 4)
+    for bias, more in ((torch.zeros(8), torch.zeros(2, 8, 1, 1)), (torch.zeros(8), torch.zeros(2, 8, 2, 2)), (torch.zeros(4), None)):
+        with pytest.raises(ValueError, match=r"for \(2, 8, 4, 4\)"):
+            plus(x, bias, more)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 4, 3), (2, 2, 2, 3)])
+def test_a_product_with_a_summed_bias_is_the_plain_one(shape):
+    """Rows in any number of axes."""
+    learnt = [torch.randn(s, requires_grad=True) for s in (shape, (4, 3), (4,))]
+    found, wanted = (run(*learnt) for run in (linear, F.linear))
+    dy = torch.randn_like(wanted)
+    for a, b in zip((found, *torch.autograd.grad(found, learnt, dy)), (wanted, *torch.autograd.grad(wanted, learnt, dy)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_normalisation_that_nobody_learns_from_has_no_gradient():
+    class Stopped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return None
+
+    x = torch.randn(2, 8, 4, 4, requires_grad=True)
+    Stopped.apply(norm(x, None, torch.ones(8), torch.zeros(8), None, 2, 1e-5, False, False, 0.0, 0)[0]).sum().backward()
+    assert x.grad is None
 
 
 def test_sums_of_sequences_and_of_parts_of_rows():

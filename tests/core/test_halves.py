@@ -9,6 +9,7 @@ from torch import nn
 from effuse.core.data import Shape
 from effuse.core.halves import Halved, halve, rounded_weights
 from effuse.core.layout import for_tensor_cores
+from effuse.core.model import Arch
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
 from effuse.pruning.prune import cut
@@ -24,12 +25,17 @@ def network() -> nn.Module:
     return for_tensor_cores(net, ("norm",))
 
 
-UNETS = {
-    "convnext": ConvnextUnet(dim=8).resolved(Shape(8, 1, 10)),
-    "unet": Unet(widths=(32, 64), layers=1, attention=(4,)).resolved(Shape(8, 1, 10)),
-    # of a head's 16 features 11 stay, and zeros come before the product
-    "unet, pruned": cut(Unet(widths=(32, 64), layers=1, attention=(4,), groups=4, heads=16).resolved(Shape(8, 1, 10)), 0.3),
-}
+def unets(channels: int) -> dict[str, Arch]:
+    shape = Shape(8, channels, 10)
+    return {
+        "convnext": ConvnextUnet(dim=8).resolved(shape),
+        "unet": Unet(widths=(32, 64), layers=1, attention=(4,)).resolved(shape),
+        # of a head's 16 features 11 stay, and zeros come before the product
+        "unet, pruned": cut(Unet(widths=(32, 64), layers=1, attention=(4,), groups=4, heads=16).resolved(shape), 0.3),
+    }
+
+
+UNETS = unets(1)
 
 
 @pytest.mark.parametrize("name", UNETS)
@@ -51,6 +57,19 @@ def test_the_bits_of_fused_networks_are_autocasts(name: str) -> None:
         assert torch.equal(net(x, t), found[0][0])
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", UNETS)
+def test_gradients_lie_as_their_weights_do(name: str, monkeypatch) -> None:
+    """Padded ones, too: where one does not, torch copies all of a list one by one, and nothing is gained by having one."""
+    net, lists, copy_all = for_tensor_cores(unets(3)[name].build(), ("norm", "attention")), [], torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (lists.append((to, of)), copy_all(to, of)))
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        Halved(net, lambda run: run)(torch.randn(2, 3, 8, 8), torch.tensor([3, 700])).float().square().sum().backward()
+    places = lambda t: [stride for size, stride in zip(t.shape, t.stride()) if size > 1]  # noqa: E731
+    for to, of in lists:
+        assert [places(t) for t in to] == [places(t) for t in of]
+    assert len(lists) == 2
 
 
 def gradients(run, net: nn.Module, prox: bool) -> list[torch.Tensor]:

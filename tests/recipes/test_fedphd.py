@@ -305,14 +305,14 @@ def test_the_scaled_network_loses_what_the_papers_does(tmp_path):
 
 
 def test_the_comparison_repeats_what_is_telling():
-    """Six settings come first, then twelve others, all on the first seed, then the six on two more, then three that can wait; none is
+    """Six settings come first, then twelve others, all on the first seed, then the six on two more, then four that can wait; none is
     another under a second name."""
     cells = find_table("fedphd.comparison")[1].cells
     names = [cell.labels["method"] for cell in cells]
-    assert len(TELLING) == 6 and len({*names}) == 21 and len(cells) == 3 * 6 + 12 + 3
+    assert len(TELLING) == 6 and len({*names}) == 22 and len(cells) == 3 * 6 + 12 + 4
     assert [*names[:6], *names[18:30]] == [*TELLING] * 3 and not {*names[6:18], *names[30:]} & {*TELLING}
-    assert names[30:] == ["fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii"]
-    assert [c.labels["seed"] for c in cells] == [0] * 18 + [1] * 6 + [2] * 6 + [0] * 3
+    assert names[30:] == ["fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii", "scaffold-e1"]
+    assert [c.labels["seed"] for c in cells] == [0] * 18 + [1] * 6 + [2] * 6 + [0] * 4
     recipes = [find_recipe(c.recipe.replace("{scale}", "scaled"))[1].changed(list(c.settings)) for c in cells]
     assert all(one != other for i, one in enumerate(recipes) for other in recipes[:i])
     assert {cell.labels["seed"] for cell in find_table("fedphd.comparison(seeds=[7])")[1].cells} == {7}
@@ -331,7 +331,7 @@ def test_rates_are_tuned_on_a_seed_of_their_own_and_taken_by_all(tmp_path, monke
     plans = Reproduction(*find_table("fedphd.comparison"), tmp_path).planned
     rates = {name: p.recipe.algorithm.local.lr for name, p in plans.items()}
     ones = {name for name, rate in rates.items() if rate == 7e-4}
-    assert ones == {name for name in plans if name.startswith(("fedphd", "fedavg-e1", "centralised"))} and {*rates.values()} == {7e-4, 3e-4}
+    assert ones == {name for name in plans if name.startswith(("fedphd", "fedavg-e1", "centralised", "scaffold-e1"))} and {*rates.values()} == {7e-4, 3e-4}
     for wrong in ("fedphd.comparison(seeds=[0, 100])", "fedphd.tuning(seed=99)"):
         with pytest.raises(RecipeError, match="choose"):
             find_table(wrong)

@@ -4,7 +4,6 @@ They are custom operators, so torch.compile takes them as they are and CUDA grap
 last, and make it so where it is not.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,7 +132,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)  # of the statistics: zeros, to no use
 
 
-def _back(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+def _back(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 11
     x, shift, weight, bias, seed, stats = ctx.saved_tensors
     dx, sums = norm_backward(x, dy, shift, weight, bias, seed, stats, *ctx.options)
     common = shift is not None and shift.ndim == 1  # to all images: its gradient is summed over them, as weight's and bias's are
@@ -148,6 +149,8 @@ norm.register_autograd(_back, setup_context=_keep)
 @torch.library.custom_op("effuse::plus", mutates_args=())
 def plus_kernel(x: Tensor, bias: Tensor, more: Tensor | None) -> Tensor:
     """x + bias + more, rounded once."""
+    if bias.shape != x.shape[1:2] or more is not None and more.shape != x.shape:  # a kernel would read beside them
+        raise ValueError(f"a bias of {tuple(bias.shape)} and more of {more is not None and tuple(more.shape)} for {tuple(x.shape)}")
     y = empty_rows(x)
     kernels = kernels_for(x, "bias")
     if kernels is None:
@@ -225,11 +228,12 @@ def side_by_side(
 
     Where a layer's features are so many `parts`, such as heads, they come with zeros that align each part, and nothing is `more`.
     """
-    weights, biases = ([getattr(layer, name) for layer in layers] for name in ("weight", "bias"))
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    weight, bias = torch.cat(weights), torch.cat(biases)
     if parts is not None:
-        weight, bias = (_stacked(some, parts) for some in (weights, biases))
+        weight, bias = (aligned(t, 0, parts * len(layers)) for t in (weight, bias))
         return linear(aligned(x, -1), aligned(weight, -1), bias).chunk(len(layers), -1)
-    y = F.linear(aligned(x, -1), aligned(torch.cat(weights), -1), torch.cat(biases))
+    y = F.linear(aligned(x, -1), aligned(weight, -1), bias)
     if more:  # and not with the bias, which is rounded once where autocast does it and twice where `halves.py` has
         y = y + torch.cat(list(more))
     return y.split([len(weight) for weight in weights], -1)
@@ -239,8 +243,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """F.linear, the gradient of whose bias our kernel sums."""
     if torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
-    y = F.linear(x, weight, bias.detach())
-    return _SummedBias.apply(y, bias.to(y.dtype))  # rounded, as autocast has it
+    return _SummedBias.apply(F.linear(x, weight, bias.detach()), bias)
 
 
 class _SummedBias(torch.autograd.Function):
@@ -253,42 +256,20 @@ class _SummedBias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None]:
-        return dy, channel_sums(dy.transpose(1, 2)).to(ctx.of_bias) if ctx.needs_input_grad[1] else None
-
-
-def _stacked(tensors: Sequence[Tensor], parts: int) -> Tensor:
-    """Tensors of one shape below each other, each with zeros that align its parts."""
-    missing = -(len(tensors[0]) // parts) % ALIGNED
-    if parts > 1 or not missing:
-        return torch.cat([aligned(t, 0, parts) for t in tensors])
-    zeros = _zeros(tensors[0], 0, missing)
-    return torch.cat([t for tensor in tensors for t in (tensor, zeros)])
+        if not ctx.needs_input_grad[1]:
+            return dy, None
+        sums = channel_sums(dy.flatten(0, -2).t()[None])
+        return dy, sums.to(dy.dtype).to(ctx.of_bias)  # rounded, as autocast has it
 
 
 def aligned(x: Tensor, axis: int, parts: int = 1) -> Tensor:
     """The tensor with zeros after each of so many equal parts of an axis, so that each is a multiple of eight long."""
     axis %= x.ndim
     missing = -(x.shape[axis] // parts) % ALIGNED
-    return lengthened(x.unflatten(axis, (parts, -1)), axis + 1, missing).flatten(axis, axis + 1) if missing else x
-
-
-def lengthened(x: Tensor, axis: int, missing: int) -> Tensor:
-    """The tensor with so many zeros after it along an axis."""
-    return torch.cat([x, _zeros(x, axis, missing)], axis) if missing else x
-
-
-def _zeros(like: Tensor, axis: int, n: int) -> Tensor:
-    shape = tuple(n if i == axis else size for i, size in enumerate(like.shape))
-    if torch.compiler.is_compiling():
-        return like.new_zeros(shape)
-    return _kept_zeros(like.dtype, like.device).expand(shape)
-
-
-@functools.cache
-def _kept_zeros(dtype: torch.dtype, device: torch.device) -> Tensor:
-    # made once: a recorded step would fill them anew in every replay
-    with torch.inference_mode(False):  # whoever comes first may be drawing, whoever comes next learning
-        return torch.zeros((), dtype=dtype, device=device)
+    if not missing:
+        return x
+    split = x.unflatten(axis, (parts, -1))
+    return F.pad(split, [0, 0] * (x.ndim - axis - 1) + [0, missing]).flatten(axis, axis + 1)
 
 
 class FusedGroupNorm(nn.GroupNorm):

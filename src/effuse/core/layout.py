@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from effuse.core.dropout import key_dropout
-from effuse.core.fused import FusedGroupNorm, lengthened, normed, plus
+from effuse.core.fused import FusedGroupNorm, normed, plus
 from effuse.core.kernels import ALIGNED
 
 # what a kind of module does to be faster, given our kernels that run; a network's own file says so
@@ -78,7 +78,9 @@ def _padded(conv: Any, x: Tensor, weight: Tensor, outputs: int) -> tuple[Tensor,
     missing = [-conv.out_channels % ALIGNED, -conv.in_channels % ALIGNED]
     if conv.groups > 1 or not any(missing):
         return x, weight
-    return lengthened(x, 1, missing[1]), lengthened(lengthened(weight, outputs, missing[0]), 1 - outputs, missing[1])
+    first, second = missing if outputs == 0 else reversed(missing)
+    x = F.pad(x, (0, 0, 0, 0, 0, missing[1])) if missing[1] else x  # which would copy it for nothing, too
+    return x, F.pad(weight, (0, 0, 0, 0, 0, second, 0, first))
 
 
 def _biased(conv: Any, y: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def _biased(conv: Any, y: Tensor) -> Tensor:
 
 
 def joined(conv: AlignedConv2d, h: Tensor, shortcut: AlignedConv2d | None, x: Tensor) -> Tensor:
-    """conv(h) + shortcut(x), or + x where there is none; all biases are added at once."""
+    """conv(h) + shortcut(x), or + x where there is none; the biases, which both have, are added at once."""
     h, bias = conv.unbiased(h), conv.bias
     if shortcut is not None:
         x, bias = shortcut.unbiased(x), bias + shortcut.bias

@@ -47,6 +47,7 @@ def test_small_planes_are_read_once(channels):
 @pytest.mark.parametrize("last", [False, True])
 def test_every_row_is_summed_once(last):
     """By few programs, which none of has nothing to do; the last sum is one program's, for its columns."""
+    assert columns(8, 0, last).programs == 1, "of no rows a sum is nought"
     for C in (1, 3, 18, 48, 64, 96, 102, 204, 512):
         for rows in (1, 15, 128, 2048, 6272, 131072, 10**7):
             t = columns(C, rows, last)

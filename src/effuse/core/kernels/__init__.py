@@ -29,12 +29,13 @@ def available(device: torch.device) -> bool:
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
     from effuse.core.attention import linear_attention, linear_attention_backward
-    from effuse.core.fused import norm, norm_backward
+    from effuse.core.fused import channel_sums, norm, norm_backward, plus_kernel
 
     try:
         x, ones = torch.zeros(1, 96, 4, 4, dtype=torch.bfloat16, device=device), torch.ones(96, device=device)
         y, stats = norm(x, None, ones, ones, None, 2, 1e-6, False, True, 0.0, 0)
         norm_backward(x, y, None, ones, ones, None, stats, False, True, 0.0, 0)
+        channel_sums(plus_kernel(x, ones, x))
         out, *kept = linear_attention(x, 1)
         linear_attention_backward(x, out, *kept)
         torch.cuda.synchronize(device)

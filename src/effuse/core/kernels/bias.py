@@ -50,7 +50,7 @@ def column_sums(
         row = begin + done + tl.arange(0, BR)
         inside = (row < rows)[:, None] & (c < C)[None, :]
         total += tl.load(x_ptr + row[:, None] * ROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    tl.store(sums_ptr + tl.program_id(0) * C + c, tl.sum(total, 0).to(sums_ptr.dtype.element_ty), mask=c < C)
+    tl.store(sums_ptr + tl.program_id(0) * C + c, tl.sum(total, 0), mask=c < C)
 
 
 def forward(x: Tensor, more: Tensor | None, bias: Tensor, y: Tensor, row: int, mrow: int) -> None:

@@ -37,14 +37,14 @@ class Columns(NamedTuple):
 
 
 def columns(C: int, rows: int, last: bool = False) -> Columns:
-    """Many programs for the first sums, and one for each few columns for the `last`, of what the first have found."""
+    """Many programs for many rows, and one for each few columns where rows are few, or already sums: the `last`."""
     widest = 16 if last else WIDE
     together = math.gcd(C, widest)
     BC = together if together >= widest // 2 else min(widest, _power(C))  # nothing is read beside the columns if it can be
     BR = SUMMED // BC
-    turns = -(-rows // BR)
+    turns = max(1, -(-rows // BR))
     each = BR * (turns if last else -(-turns // SUMMERS))
-    return Columns(-(-rows // each), each, BR, BC)
+    return Columns(max(1, -(-rows // each)), each, BR, BC)
 
 
 def warps(elements: int) -> int:
