@@ -14,6 +14,7 @@ from effuse.core.fused import aligned
 from effuse.core.layout import (
     AlignedConv2d,
     AlignedConvTranspose2d,
+    _padded,
     channels_last,
     doubled,
     for_tensor_cores,
@@ -49,6 +50,15 @@ def test_the_mathematics_stays(kind: str) -> None:
     again = aligned(x)
     torch.testing.assert_close(again, y)
     torch.testing.assert_close(torch.autograd.grad(again, [x, *aligned.parameters()], seed), wanted)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "pads"), [(8, 3, 1), (3, 8, 2), (3, 5, 2), (16, 8, 0)])
+def test_only_what_is_padded_is_copied_and_stays_channels_last(inputs: int, outputs: int, pads: int) -> None:
+    """The weight where either width is odd, x where its own is; both still lie as a convolution wants them."""
+    conv = for_tensor_cores(nn.Sequential(nn.Conv2d(inputs, outputs, 3)))[0]
+    x = torch.randn(2, inputs, 8, 8).contiguous(memory_format=torch.channels_last)
+    made = [(a, b) for a, b in zip(_padded(conv, x, conv.weight, outputs=0), (x, conv.weight), strict=True) if a is not b]
+    assert len(made) == pads and all(a.is_contiguous(memory_format=torch.channels_last) for a, _ in made)
 
 
 def test_a_gradient_comes_back_channels_last() -> None:

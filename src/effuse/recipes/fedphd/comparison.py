@@ -31,7 +31,7 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedphd-44-unregularised": ("fedphd", ("algorithm.lambda_0=0",)),
     "fedphd-0-neither": ("fedphd", (*UNPRUNED, *NEITHER)),
     "scaffold-ii": ("scaffold-ii", ()),
-    "scaffold-e1": ("scaffold-e1", ()),  # with five it diverged: is it the number of local steps?
+    "scaffold-e1": ("scaffold-e1", ()),  # with five, at their rate, it diverged: is it how far a round can go?
 }
 LAST = ("fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii", "scaffold-e1")  # after more seeds of the telling ones
 # learning rates that are tried with one and with five local epochs a round (1e-4 since 2e-4, the edge of three, was the best), and what
