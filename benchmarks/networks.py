@@ -25,7 +25,7 @@ BATCH = 128
 T = TypeVar("T", bound=Hashable)
 
 
-class _Calls(TorchDispatchMode):
+class Calls(TorchDispatchMode):
     """Counts what `note` makes of every operator and its arguments."""
 
     def __init__(self, note: Callable[[Any, tuple[Any, ...]], Any]) -> None:
@@ -45,6 +45,6 @@ def asked(name: str, note: Callable[[Any, tuple[Any, ...]], T | None]) -> "colle
     with torch.device("meta"):
         net = torch.nn.Module.to(for_tensor_cores(ARCHS[name].build(), KERNELS).train(), torch.bfloat16)
         x = torch.zeros(BATCH, channels, side, side, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        with _Calls(note) as calls:
+        with Calls(note) as calls:
             net(x, torch.zeros(BATCH, dtype=torch.int64))
     return calls.seen

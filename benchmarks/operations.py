@@ -1,17 +1,17 @@
-"""How many operations a recorded training step asks for, forwards and backwards, without views; needs no GPU.
+"""How many operations a training step of a network asks for, forwards and backwards, as it would be recorded; needs no GPU.
 
-    python benchmarks/operations.py [9M ...]
+    python benchmarks/operations.py [--json] [9M ...]
 
-An operation is one kernel or a few. A step of a small network waits for their number as much as for what they compute.
+Views and mere allocations are not counted; an operation is one kernel or a few.
 """
 
+import argparse
 import collections
-import sys
+import json
 from typing import Any
 
 import networks
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from effuse.core.captured import KERNELS
 from effuse.core.halves import Halved
@@ -20,20 +20,11 @@ from effuse.core.layout import for_tensor_cores
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
-class _Operations(TorchDispatchMode):
-    """Counts what is computed: no views, no mere allocations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = collections.Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-        if not aliases and name not in ALLOCATES:
-            self.seen[name] += 1
-        return out
+def computes(func: Any, args: tuple[Any, ...]) -> str | None:
+    """An operator's name, if it computes something."""
+    name = func.overloadpacket.__name__
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return None if view or name in ALLOCATES else name
 
 
 def counted(name: str) -> "tuple[collections.Counter[str], collections.Counter[str]]":
@@ -42,16 +33,25 @@ def counted(name: str) -> "tuple[collections.Counter[str], collections.Counter[s
     net = for_tensor_cores(arch.build(), KERNELS).train()
     side, channels, _ = arch.shape
     x = torch.randn(2, channels, side, side).contiguous(memory_format=torch.channels_last)
-    with _Operations() as forwards, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+    with networks.Calls(computes) as forwards, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         loss = Halved(net, lambda run: run)(x, torch.tensor([3, 700])).float().square().mean()
-    with _Operations() as backwards:
+    with networks.Calls(computes) as backwards:
         loss.backward()
     return forwards.seen, backwards.seen
 
 
 def main() -> None:
-    for name in sys.argv[1:] or list(networks.ARCHS):
-        forwards, backwards = counted(name)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", help=f"some of {', '.join(networks.ARCHS)}; by default all")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.networks if name not in networks.ARCHS]:
+        parser.error(f"no network {unknown[0]}; there are {', '.join(networks.ARCHS)}")
+    found = {name: counted(name) for name in asked.networks or networks.ARCHS}
+    if asked.json:
+        print(json.dumps({name: {"forwards": f, "backwards": b} for name, (f, b) in found.items()}))
+        return
+    for name, (forwards, backwards) in found.items():
         print(f"{name}: {forwards.total()} operations forwards, {backwards.total()} backwards")
         for operation, n in (forwards + backwards).most_common(12):
             print(f"{n:>6} {operation}")

@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused():
     """A kernel would read beside it."""
     x = torch.zeros(2, 8, 4, 4)
     for bias, more in ((torch.zeros(8), torch.zeros(2, 8, 1, 1)), (torch.zeros(8), torch.zeros(2, 8, 2, 2)), (torch.zeros(4), None)):
-        with pytest.raises(ValueError, match=r"for \(2, 8, 4, 4\)"):
+        with pytest.raises(ValueError, match=r"where \(2, 8, 4, 4\) needs"):
             plus(x, bias, more)
 
 

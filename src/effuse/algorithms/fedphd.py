@@ -109,7 +109,7 @@ def chances(own: np.ndarray, edges: np.ndarray, a: float, b: float, q_u: np.ndar
 def sparsifying(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
     """The gradient of f + sum_g sum_k lambda_g |theta^g[k]|^2 (Eq. 17)."""
     lambda_g = given["lambda_g"]
-    # one operation a tensor: a recorded step waits for their number
+    # one operation for each of hundreds of small tensors, not three
     return {k: torch.addcmul(g, lambda_g[k], params[k], value=2) for k, g in grads.items()}
 
 

@@ -149,8 +149,9 @@ norm.register_autograd(_back, setup_context=_keep)
 @torch.library.custom_op("effuse::plus", mutates_args=())
 def plus_kernel(x: Tensor, bias: Tensor, more: Tensor | None) -> Tensor:
     """x + bias + more, rounded once."""
-    if bias.shape != x.shape[1:2] or more is not None and more.shape != x.shape:  # a kernel would read beside them
-        raise ValueError(f"a bias of {tuple(bias.shape)} and more of {more is not None and tuple(more.shape)} for {tuple(x.shape)}")
+    for other, wanted in ((bias, x.shape[1:2]), (more, x.shape)):
+        if other is not None and other.shape != wanted:  # a kernel would read beside it
+            raise ValueError(f"what is added has shape {tuple(other.shape)} where {tuple(x.shape)} needs {tuple(wanted)}")
     y = empty_rows(x)
     kernels = kernels_for(x, "bias")
     if kernels is None:
