@@ -133,9 +133,10 @@ def _means(means: list[dict[str, Any]], against: str | None) -> Page:
 
 def _mean(row: dict[str, Any]) -> str:
     """A mean as far as its deviation lets it count: to the deviation's second digit."""
-    if (std := row.get("std")) is None:
-        return _number(row.get("mean"))
-    digits = max(0, 1 - math.floor(math.log10(std))) if std else 4
+    std = row.get("std")
+    if not std:
+        return _number(row.get("mean")) + ("" if std is None else " ± 0")
+    digits = max(0, 1 - math.floor(math.log10(std)))
     return f"{row['mean']:.{digits}f} ± {std:.{digits}f}"
 
 
