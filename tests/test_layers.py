@@ -56,3 +56,12 @@ def test_only_the_machine_calls_backward_and_nothing_unpickles_or_evaluates():
                 assert path.name == "machine.py" or not called.endswith(".backward"), f"{path.name} calls {called}"
                 options = {k.arg: ast.unparse(k.value) for k in node.keywords}
                 assert options.get("shell") != "True" and options.get("allow_pickle") != "True", f"{path.name}: {options}"
+
+
+def test_a_message_is_named_by_what_it_is_and_not_by_where_it_stands():
+    """A bare `@message` makes its name of module and class, so that moving the file would change what is saved."""
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bare = [d for d in node.decorator_list if ast.unparse(d) == "message"]
+                assert not bare, f"{path.name}: give {node.name} a name: @message(name=...)"

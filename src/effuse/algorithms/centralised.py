@@ -9,7 +9,7 @@ from effuse.core.spec import spec
 from effuse.core.wire import message
 
 
-@message
+@message(name="centralised.server")
 class Pooled(Server):
     """The model and, where the solver keeps one, its per-step average."""
 

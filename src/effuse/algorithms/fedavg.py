@@ -15,7 +15,7 @@ from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 
-@message
+@message(name="fedavg.update")
 class Update:
     """A client's model after local training."""
 

@@ -118,7 +118,7 @@ def leading(features: Tensor, components: int | None) -> tuple[Tensor, Moments]:
     return basis, Moments(found.mean @ basis, basis.T @ found.covariance @ basis)
 
 
-@message
+@message(name="fedddpm_plus.server")
 class Tested(Gathering):
     """What FedDDPM+ remembers besides: the running average of its test, and every score."""
 

@@ -21,14 +21,14 @@ from effuse.core.workbench import Client
 PARTS = ("encoder", "bottleneck", "decoder")
 
 
-@message
+@message(name="feddiffuse.server")
 class Acquainted(Server):
     """The global model, and the clients that have been sent the whole of it once."""
 
     met: tuple[int, ...] = ()
 
 
-@message
+@message(name="feddiffuse.update")
 class Report:
     """The parts that a client was asked for, after local training."""
 

@@ -26,7 +26,7 @@ from effuse.pruning.prune import cut, group_weights, prune
 ENROL = "enrol"  # the phase in which every client tells its histogram, once
 
 
-@message
+@message(name="fedphd.edge")
 class Edge:
     """What an edge holds within a cycle, from one aggregation in the cloud to the next."""
 
@@ -40,7 +40,7 @@ class Edge:
     waiting_counts: tuple[float, ...] = ()
 
 
-@message
+@message(name="fedphd.server")
 class Tree(Server):
     """The cloud's model, the edges, and what clients told of their data."""
 
@@ -49,7 +49,7 @@ class Tree(Server):
     pruned: bool = False
 
 
-@message
+@message(name="fedphd.histogram")
 class Told:
     """A client's histogram as it leaves the client: all that anybody learns of its labels."""
 
@@ -64,14 +64,14 @@ class Told:
         return tuple(map(float, self.counts.tolist()))
 
 
-@message
+@message(name="fedphd.told")
 class Kept:
     """The same at the client, so that its noise is drawn once."""
 
     counts: tuple[float, ...]
 
 
-@message
+@message(name="fedphd.choice")
 class Choice:
     """The edges in the order in which a client would go to them."""
 
@@ -83,7 +83,7 @@ class Choice:
             raise WireError(f"edges: {list(self.edges)[:20]} is not an order of edges 0, 1, ...")
 
 
-@message
+@message(name="fedphd.update")
 class Trained:
     """A client's model after local training; its weight follows from what it told at enrolment."""
 

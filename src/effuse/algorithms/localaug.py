@@ -19,7 +19,7 @@ SHARING = "sharing"
 SHARE = "share"  # its place in a client's state
 
 
-@message
+@message(name="localaug.share")
 class Share:
     """What a client is sent of the auxiliary set: not whose model drew it, which is nobody's business."""
 

@@ -11,14 +11,14 @@ from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 
-@message
+@message(name="localonly.server")
 class Begun(Server):
     """The initial model, and the clients that have it."""
 
     met: tuple[int, ...] = ()
 
 
-@message
+@message(name="localonly.progress")
 class Progress:
     """All that a lone site tells."""
 

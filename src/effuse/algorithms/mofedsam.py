@@ -18,14 +18,14 @@ from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 
-@message
+@message(name="mofedsam.server")
 class Moving(Server):
     """The global model x and the global direction of the last round."""
 
     delta: Params
 
 
-@message
+@message(name="mofedsam.update")
 class Moved:
     """A client's model after local training; its mean gradient where the momentum is made of those."""
 

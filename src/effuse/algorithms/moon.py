@@ -20,7 +20,7 @@ from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 
-@message
+@message(name="moon.update")
 class Contrasted(Update):
     """A client's model, and how well its features were told from those of its last one."""
 

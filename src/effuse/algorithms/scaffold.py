@@ -18,14 +18,14 @@ from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 
-@message
+@message(name="scaffold.server")
 class Controlled(Server):
     """The global model x and the server's control variate c."""
 
     c: Params
 
 
-@message
+@message(name="scaffold.update")
 class Corrected:
     """A client's model after local training, and by how much its control variate changed."""
 

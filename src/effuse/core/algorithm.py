@@ -24,7 +24,7 @@ if typing.TYPE_CHECKING:
 FEDERATE = "federate"  # the phase whose rounds the recipe counts
 
 
-@message
+@message(name="server")
 class Server:
     """What the server knows after a round; it is a message, so a checkpoint is its wire form."""
 
@@ -32,7 +32,7 @@ class Server:
     phase: str = dataclasses.field(default=FEDERATE, kw_only=True)
 
 
-@message
+@message(name="personal.samples")
 class Drawn:
     """A client's personal model, shown by what it draws and by its digest; the model itself stays."""
 
@@ -64,7 +64,7 @@ def _job(cls: type, function: Callable[..., Any]) -> Job:
         raise WireError(f"job {where}: '{missing[0]}' has no annotation; what crosses the wire must be declared")
     check(hints["return"], f"{where}'s return value")
     made = type(where, (), {"__annotations__": {n: hints[n] for n in names}, "__module__": cls.__module__})
-    return Job(function.__name__, message(made), hints["return"])
+    return Job(function.__name__, message(name=f"{cls.name}.{function.__name__}")(made), hints["return"])
 
 
 @spec

@@ -18,7 +18,7 @@ EVALUATION_T = -2  # evaluation is keyed by purpose, not by round: its cadence c
 SETUP_T = -1
 
 
-@message
+@message(name="order")
 class Order:
     """What goes with every job: the address of its randomness and the client state it starts from."""
 

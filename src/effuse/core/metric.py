@@ -17,7 +17,7 @@ from effuse.core.wire import message
 Protocol: TypeAlias = dict[str, str | int | float | bool | None]
 
 
-@message
+@message(name="images")
 class Images:
     """Generated images in [-1, 1], N x C x H x W, with the labels they were asked for."""
 

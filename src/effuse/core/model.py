@@ -82,7 +82,7 @@ def _under(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-@message
+@message(name="model")
 class Model:
     """An architecture and the values that fill it."""
 

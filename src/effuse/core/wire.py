@@ -33,10 +33,20 @@ NAMES = {  # what safetensors calls them
 MESSAGES: dict[str, type] = {}
 
 
+@typing.overload
+def message(cls: type) -> type: ...
+@typing.overload
+def message(*, name: str) -> Callable[[type], type]: ...
 @dataclass_transform(frozen_default=True, eq_default=False)
-def message(cls: type) -> type:
-    """Declare a type that may cross the wire or be saved: a frozen dataclass whose annotations are all closed."""
+def message(cls: type | None = None, *, name: str | None = None) -> Any:
+    """Declare a type that may cross the wire or be saved: a frozen dataclass whose annotations are all closed.
+
+    `name` is what it is called there. Without one it is made of module and class, and a move of either would change it.
+    """
+    if cls is None:
+        return functools.partial(message, name=name)
     made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    made.__wire_name__ = name or f"{made.__module__.rpartition('.')[2]}.{made.__qualname__}"
     for field, hint in message_hints(made).items():
         check(hint, f"{made.__qualname__}.{field}")
     other = MESSAGES.setdefault(message_name(made), made)
@@ -48,11 +58,11 @@ def message(cls: type) -> type:
 
 def message_name(cls: type) -> str:
     """What a message type is called on the wire."""
-    return f"{cls.__module__.rpartition('.')[2]}.{cls.__qualname__}"
+    return str(cls.__wire_name__)
 
 
 def is_message(cls: Any) -> bool:
-    return isinstance(cls, type) and MESSAGES.get(message_name(cls)) is cls
+    return isinstance(cls, type) and MESSAGES.get(getattr(cls, "__wire_name__", None)) is cls
 
 
 @functools.cache

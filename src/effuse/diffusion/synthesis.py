@@ -29,7 +29,7 @@ NOBODY = -1  # the origin of an image that no client's model drew
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
-@message
+@message(name="auxiliary_set")
 class Synthetic:
     """Images that the server drew from clients' models, each with the client that it came from."""
 
@@ -53,7 +53,7 @@ class Synthetic:
         return Shard.whole(data.to(device) if device.type != "meta" else data)
 
 
-@message
+@message(name="synthesis.server")
 class Gathering(Server):
     """The global model, the clients that are yet to be turned to or asked for their models, and the auxiliary set so far."""
 
@@ -62,7 +62,7 @@ class Gathering(Server):
     auxiliary: Synthetic | None = None
 
 
-@message
+@message(name="synthesis.progress")
 class Warm:
     """All that a client tells of its warm-up."""
 
@@ -70,7 +70,7 @@ class Warm:
     loss: float
 
 
-@message
+@message(name="synthesis.upload")
 class Upload:
     """A client's own model, and what the server must know to draw in proportion from it."""
 

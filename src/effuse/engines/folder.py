@@ -21,7 +21,7 @@ from effuse.core.wire import decode, encode, message
 from effuse.engines.release import versions
 
 
-@message
+@message(name="checkpoint")
 class Checkpoint:
     """Everything a run needs to go on as if nothing had happened."""
 

@@ -26,7 +26,7 @@ from effuse.engines.worker import Worker
 DONE, FAILED = b"done", b"failed"
 
 
-@message
+@message(name="worker.counts")
 class Tally:
     """Work that a process has done since it last told."""
 
@@ -34,7 +34,7 @@ class Tally:
     evaluations: int
 
 
-@message
+@message(name="worker.failure")
 class Failure:
     """An error as it crosses: the name of its kind, its sentence, and where it came from, for a sentence and in full."""
 

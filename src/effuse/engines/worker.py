@@ -13,7 +13,7 @@ from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
 
 
-@message
+@message(name="receipt")
 class Receipt:
     """What goes with every reply."""
 

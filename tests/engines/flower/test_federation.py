@@ -177,7 +177,7 @@ BAD = {
     ),
     "no weight": (update(lambda u: dataclasses.replace(u, weight=-1.0)), r"its weight is -1\.0; weights are positive"),
     "unknown type": (lambda letter: letter._replace(kind="gossip"), "unknown type 'gossip'"),
-    "another message": (lambda letter: letter._replace(body=encode(Receipt(1, None), Receipt)), "is not a fedavg.Update"),
+    "another message": (lambda letter: letter._replace(body=encode(Receipt(1, None), Receipt)), "is not a fedavg.update"),
     "no message": (lambda letter: letter._replace(body=b"\x00" * 50), "cannot be read"),
     "too many bytes": (lambda letter: letter._replace(body=letter.body + b"\x00" * 2_000_000), r"is over its limit of \d+"),
     "another's name": (lambda letter: letter._replace(head=encode(Receipt(0, None), Receipt)), "it is client 0's"),

@@ -26,7 +26,7 @@ class Letter(NamedTuple):
         return len(self.head) + len(self.body)
 
 
-@message
+@message(name="terms")
 class Hello:
     """The server's terms: the manifest, and proof that whoever sends it holds the server's key."""
 
@@ -44,7 +44,7 @@ class Hello:
         return hashlib.sha256(blob.encode()).hexdigest()
 
 
-@message
+@message(name="enrolment")
 class Enrolled:
     """A site accepts; a new session means that whatever it was doing before is lost."""
 
@@ -52,7 +52,7 @@ class Enrolled:
     session: str
 
 
-@message
+@message(name="refusal")
 class Refusal:
     """A site declines or fails, in one sentence."""
 
