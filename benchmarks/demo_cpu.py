@@ -37,8 +37,7 @@ CPU = torch.device("cpu")
 def ours(recipe: Recipe, train: Dataset, folder: Path) -> Callable[[], None]:
     """A round of the simulator."""
     machines = machines_for(recipe, CPU, len(train))
-    options = {"rounds": recipe.rounds, "seed": recipe.seed, "snapshots": on_disk(folder)}
-    fed = Simulator(recipe.algorithm, recipe.shards(train), *machines, **options)
+    fed = Simulator(recipe, recipe.shards(train), *machines, snapshots=on_disk(folder))
     server, t = Server(recipe.model.initial(Stream((0,)))), 0
 
     def play() -> None:

@@ -23,13 +23,16 @@ import effuse  # noqa: F401  (sets the threads' waiting policy before torch is i
 from effuse.algorithms.fedavg import Update
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Shard
+from effuse.core.eager import Eager
 from effuse.core.federation import Federation
-from effuse.core.machine import Eager
 from effuse.core.model import Arch, Model
 from effuse.core.params import mean
+from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.spec import spec
 from effuse.core.workbench import Client
+from effuse.data.partition import Iid
+from effuse.data.sources import Labels
 from effuse.diffusion.objective import Denoise
 from effuse.engines.simulator import Simulator, on_disk
 
@@ -52,8 +55,10 @@ def simulator(arch: Arch, clients: int, folder: Path) -> tuple[Callable[[], None
     images = torch.zeros((clients, shape.channels, shape.side, shape.side), dtype=torch.uint8)
     data = Dataset(images, torch.zeros(clients, dtype=torch.int64), tuple("0123456789"))
     shards = [Shard(data, torch.tensor([k])) for k in range(clients)]
-    machine = Eager(torch.device("cpu"), Denoise())
-    fed = Simulator(Idle(), shards, machine, rounds=1, seed=0, snapshots=on_disk(folder))
+    recipe = Recipe(
+        data=Labels(sizes=(clients,)), clients=clients, partition=Iid(), model=arch, task=Denoise(), algorithm=Idle(), rounds=1
+    )
+    fed = Simulator(recipe, shards, Eager(torch.device("cpu")), snapshots=on_disk(folder))
     server = Server(arch.initial(Stream((0,))))
     count = 0
 

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 from effuse.core.captured import KERNELS, Captured
 from effuse.core.data import Dataset, Shape, Shard
-from effuse.core.machine import Eager, Work
+from effuse.core.eager import Eager
+from effuse.core.fit import Work
 from effuse.core.model import Arch
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
@@ -121,7 +122,7 @@ def ours(machines: Sequence[Eager], arch: Arch, clients: int, steps: int) -> Cal
     def one(machine: Eager, k: int) -> int:
         machine.release(k)
         net = machine.load(model, k)
-        work = Work(solver=solver, shard=Shard.whole(data), lr=1e-4, stream=Stream((k,)), place=k, where="")
+        work = Work(solver=solver, task=TASK, shard=Shard.whole(data), lr=1e-4, stream=Stream((k,)), place=k, where="")
         return machine.fit(net, work)[0].images
 
     return lambda: sum(images for _, images in in_slots(one, range(clients), machines, [m.stream for m in machines]))
@@ -133,7 +134,7 @@ def sampling(machine: Eager, arch: Arch, n: int, steps: int) -> Callable[[], int
 
     def draw() -> int:
         machine.release(None)
-        machine.generate(machine.load(model, None), arch, n, sampler, None, Stream((1,)))
+        machine.generate(machine.load(model, None), TASK, n, sampler, None, Stream((1,)))
         return n * steps
 
     return draw
@@ -230,7 +231,7 @@ def main() -> None:
     recorded: list[Captured] = []  # they keep their recordings from one number of clients to the next
 
     def fast(n: int) -> list[Captured]:
-        recorded.extend(Captured(device, TASK, kernels=kernels) for _ in range(n - len(recorded)))
+        recorded.extend(Captured(device, kernels=kernels) for _ in range(n - len(recorded)))
         return recorded[:n]
 
     for name in [asked.only] if asked.only else list(ARCHS):
@@ -242,9 +243,9 @@ def main() -> None:
             makers: dict[str, Callable[[], Callable[[], int]]] = {
                 "plain": lambda: plain(arch, device, clients, steps),
                 "strong": lambda: strong(arch, device, clients, steps),
-                "eager": lambda: ours([Eager(device, TASK)], arch, clients, steps),
-                "graph": lambda: ours([Captured(device, TASK, compiled=False)], arch, clients, steps),
-                "unfused": lambda: ours([Captured(device, TASK, kernels=())], arch, clients, steps),
+                "eager": lambda: ours([Eager(device)], arch, clients, steps),
+                "graph": lambda: ours([Captured(device, compiled=False)], arch, clients, steps),
+                "unfused": lambda: ours([Captured(device, kernels=())], arch, clients, steps),
                 "compile": lambda: ours(fast(1), arch, clients, steps),
                 "slots": lambda: ours(fast(asked.slots), arch, clients, steps),
             }
@@ -262,8 +263,8 @@ def main() -> None:
         draws: dict[str, Callable[[], Callable[[], int]]] = {
             "plain": lambda: drawing(arch, device, n, steps, careful=False),
             "strong": lambda: drawing(arch, device, n, steps, careful=True),
-            "eager": lambda: sampling(Eager(device, TASK), arch, n, steps),
-            "graph": lambda: sampling(Captured(device, TASK, compiled=False), arch, n, steps),
+            "eager": lambda: sampling(Eager(device), arch, n, steps),
+            "graph": lambda: sampling(Captured(device, compiled=False), arch, n, steps),
             "compile": lambda: sampling(fast(1)[0], arch, n, steps),
         }
         for variant in asked.variants.split(","):

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset, Partition, Source, Split
-from effuse.core.model import Arch
+from effuse.core.model import Arch, Net
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.spec import spec
-from effuse.core.task import Batch, Net, Task
+from effuse.core.task import Batch, Task
 from effuse.engines.driver import run
 from effuse.engines.save import load
 from effuse.models.saved import write_plain

@@ -71,7 +71,7 @@ def noted_recordings(patch) -> list:
         solver = tuple(
             (f.name, getattr(work.solver, f.name)) for f in dataclasses.fields(work.solver) if f.name not in OF_A_FIT
         )
-        added = (work.loss, work.direction, tuple(sorted(work.given)), work.rho is None, work.gradient, frozen)
+        added = (work.loss, work.direction, tuple(sorted(work.given)), work.uphill is None, work.report_gradient, frozen)
         found.append((machine, arch, type(work.solver), solver, added, work.shard.dataset.flip))
         step(self, machine, arch, work, frozen)
 

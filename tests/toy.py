@@ -17,11 +17,12 @@ from effuse.algorithms.scaffold import Scaffold
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
-from effuse.core.model import Arch, Model
-from effuse.core.params import Params, mean
+from effuse.core.model import Arch, Model, Net
+from effuse.core.params import Mean, Params, mean
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.spec import spec
+from effuse.core.task import Batch, Given
 from effuse.core.wire import message
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
@@ -29,6 +30,7 @@ from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim
 from effuse.diffusion.schedules import Linear
 from effuse.metrics.encoders import Pixels
+from effuse.models.classify import Classify
 from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
 from effuse.privacy.histogram import Laplace
@@ -138,6 +140,104 @@ class ToyAsksTwice(Algorithm):
         return Update(client.unload(net), share, fit.loss)
 
 
+class ToyScorer(nn.Module):
+    """A convolution and a head."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.trunk, self.head = nn.Conv2d(channels, 3, 3, padding=1), nn.Linear(3, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.trunk(x)).mean((2, 3)))
+
+
+@spec
+class ToyScores(Arch):
+    """The smallest classifier."""
+
+    def build(self) -> nn.Module:
+        return ToyScorer(self.shape.channels, self.shape.classes)
+
+
+@message(name="toy.both")
+class Both(Server):
+    """A denoiser, which is delivered, and a classifier beside it."""
+
+    scores: Model
+
+
+@message(name="toy.pair")
+class Pair:
+    model: Model
+    scores: Model
+    weight: float
+    loss: float
+
+
+def guided_by_scores(net: Net, batch: Batch, given: Given) -> Tensor:
+    """The task's loss, and how far what a frozen classifier makes of the batch is from what it made of it before."""
+    drift = (given["scores"](batch.x) - batch.columns["scores"]).square().mean(1)
+    return batch.task.loss(net, batch) + given["pull"] * batch.mean(drift)
+
+
+def scored(net: Net, batch: Batch, given: Given) -> Tensor:
+    return net(batch.x)
+
+
+@spec
+class ToyTwoTasks(Algorithm):
+    """In one job a classifier and a denoiser by one kind of solver with kept moments, and columns made of a forward pass."""
+
+    local: Solver
+    pull: float = 0.0
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        return Both(model, scores=fed.workbench.initial(ToyScores().resolved(model.arch.shape)))
+
+    def round(self, server: Both, fed: Federation) -> Server:
+        model, scores = Mean[Model](), Mean[Model]()
+        for _, u in fed.ask(self.train, fed.clients, model=server.model, scores=server.scores):
+            model.add(u.model, u.weight)
+            scores.add(u.scores, u.weight)
+        return Both(model.value, scores=scores.value)
+
+    @on_client
+    def train(self, client: Client, model: Model, scores: Model) -> Pair:
+        classifier = client.load(scores)
+        client.fit(classifier, self.local, client.data, task=Classify())
+        trained = client.unload(classifier)
+        data = client.data.with_columns(scores=client.apply(classifier, scored, client.data, task=Classify()))
+        net = client.load(model)
+        fit = client.fit(net, self.local, data, loss=guided_by_scores, given={"scores": trained, "pull": self.pull})
+        return Pair(client.unload(net), trained, float(client.size), fit.loss)
+
+
+def held_to_average(net: Net, batch: Batch, given: Given) -> Tensor:
+    """The task's loss, and how far the network's features are from those of the moving average of its weights."""
+    inputs = batch.task.inputs(batch)
+    with torch.no_grad():
+        wanted = net(*inputs, give="features", params=given["average"])
+    return batch.task.loss(net, batch) + 0.1 * batch.mean((net(*inputs, give="features") - wanted).square().mean(1))
+
+
+@spec
+class ToyAveraging(Algorithm):
+    """Clients step beside a moving average of their own weights, and tell how steep the loss is where they end."""
+
+    local: Solver
+
+    def round(self, server: Server, fed: Federation) -> Server:
+        return Server(mean((u.model, u.weight) for _, u in fed.ask(self.train, fed.clients, model=server.model)))
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        net = client.load(model)
+        fit = client.fit(net, self.local, client.data, loss=held_to_average, average=client.state.get("average"))
+        client.state["average"] = fit.average
+        steep = client.gradient(net, client.data, batch=self.local.batch)
+        return Update(model.holding(client.unload(net).params - 1e-3 * steep), float(client.size), fit.loss)
+
+
 @spec
 class ToyScribbler(FedAvg):
     """Writes on the model it was lent, in one of three ways."""
@@ -231,4 +331,7 @@ ALGORITHMS = {
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
+    "two tasks in one job": ToyTwoTasks(local=Adam(lr=1e-2, batch=8, steps=3, state="kept")),
+    "a frozen network and columns": ToyTwoTasks(local=ADAM, pull=0.5),
+    "a loss that looks at the average": ToyAveraging(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5)),
 }

@@ -18,7 +18,8 @@ from effuse.algorithms.fedphd import FedPhD, sparsifying
 from effuse.algorithms.moon import contrastive
 from effuse.core.captured import Captured
 from effuse.core.data import Dataset, Shape, Shard
-from effuse.core.machine import Eager, Work
+from effuse.core.eager import Eager
+from effuse.core.fit import Work
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
@@ -69,9 +70,9 @@ def fits(machine, arch, solver, count=1, seed=0, data=None):
     shard = Shard.whole(data or blobs())
     losses = []
     for i in range(count):
-        work = Work(solver=solver, shard=shard, lr=solver.lr, stream=Stream((seed, i)), place=0, where="here")
+        work = Work(solver=solver, task=TASK, shard=shard, lr=solver.lr, stream=Stream((seed, i)), place=0, where="here")
         losses.append(machine.fit(net, work)[0].loss)
-    return losses, torch.cat([p.detach().flatten().float() for p in net.parameters()])
+    return losses, torch.cat([p.detach().flatten().float() for p in net.params.values()])
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -83,8 +84,8 @@ def test_losses_agree_over_200_steps(name, compiled):
     and by up to 3.5 % in one fit of ten.
     """
     solver = Adam(lr=2e-4, batch=128, steps=20, clip=1.0)
-    eager, _ = fits(Eager(CUDA, TASK), NETS[name], solver, 10)
-    fast, _ = fits(Captured(CUDA, TASK, compiled=compiled), NETS[name], solver, 10)
+    eager, _ = fits(Eager(CUDA), NETS[name], solver, 10)
+    fast, _ = fits(Captured(CUDA, compiled=compiled), NETS[name], solver, 10)
     assert eager[-1] < 0.7 * eager[0], "nothing was learnt, so agreement would mean little"
     if "dropout" in name:
         # the masks come from other kernels, so only the statistics agree
@@ -97,7 +98,7 @@ def test_losses_agree_over_200_steps(name, compiled):
 def test_the_same_key_repeats_the_same_noise():
     """Fit with key 0, with key 1, with key 0 again, on one recording: the first and the last agree, the middle does not."""
     for name in NETS:
-        machine, solver = Captured(CUDA, TASK, compiled=False), SGD(lr=1e-3, batch=64, steps=4)
+        machine, solver = Captured(CUDA, compiled=False), SGD(lr=1e-3, batch=64, steps=4)
         (a,), _ = fits(machine, NETS[name], solver, seed=0)
         (b,), _ = fits(machine, NETS[name], solver, seed=1)
         (c,), _ = fits(machine, NETS[name], solver, seed=0)
@@ -121,7 +122,7 @@ def test_attention_over_many_positions_repeats_to_the_bit(kind):
 
 def _repeats(arch, kind, batch):
     solver = Adam(lr=2e-4, batch=batch, steps=5)
-    machines = [Eager(CUDA, TASK) if kind == "eager" else Captured(CUDA, TASK, kind == "compile") for _ in range(2)]
+    machines = [Eager(CUDA) if kind == "eager" else Captured(CUDA, kind == "compile") for _ in range(2)]
     first, second, third = (fits(machine, arch, solver) for machine in (machines[0], *machines))
     assert first[0] == second[0] == third[0]
     assert torch.equal(first[1], second[1]) and torch.equal(first[1], third[1])
@@ -160,8 +161,8 @@ def gradient(machine, arch, rho, seed=0, direction=None):
     net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
     solver = Adam(lr=2e-4, batch=128, steps=8)
     work = Work(
-        solver=solver, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((seed,)), place=0, where="here", rho=rho,
-        gradient=True, direction=direction,
+        solver=solver, task=TASK, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((seed,)), place=0, where="here", uphill=rho,
+        report_gradient=True, direction=direction,
     )  # fmt: skip
     fit = machine.fit(net, work)[0]
     assert all(g.is_contiguous() for g in fit.gradient.tensors)
@@ -177,8 +178,8 @@ def halved(grads, params, given):
 @pytest.mark.parametrize("name", ["convnext", "unet"])
 def test_gradients_uphill_and_their_mean_agree(name, rho, compiled):
     """SAM's second pass and the sum of raw gradients, recorded against eager: the same direction, length and loss."""
-    eager, _, loss = gradient(Eager(CUDA, TASK), NETS[name], rho)
-    fast, _, fast_loss = gradient(Captured(CUDA, TASK, compiled=compiled), NETS[name], rho)
+    eager, _, loss = gradient(Eager(CUDA), NETS[name], rho)
+    fast, _, fast_loss = gradient(Captured(CUDA, compiled=compiled), NETS[name], rho)
     assert torch.cosine_similarity(eager, fast, dim=0) > 0.99
     assert fast.norm().item() == pytest.approx(eager.norm().item(), rel=0.05)
     assert fast_loss == pytest.approx(loss, rel=0.05)
@@ -186,7 +187,7 @@ def test_gradients_uphill_and_their_mean_agree(name, rho, compiled):
 
 def test_one_recording_serves_every_rho_and_forgets_the_last_fit():
     """rho 0.1, 1 and 0.1 again: the first and the last agree, the middle does not; a sum not cleared would double."""
-    machine = Captured(CUDA, TASK, compiled=False)
+    machine = Captured(CUDA, compiled=False)
     (a, _, _), (b, _, _), (c, _, _) = (gradient(machine, NETS["unet"], rho) for rho in (0.1, 1.0, 0.1))
     assert machine.captures == 1
     assert (a - c).norm() < 1e-2 * a.norm() < (a - b).norm()
@@ -194,8 +195,8 @@ def test_one_recording_serves_every_rho_and_forgets_the_last_fit():
 
 def test_the_mean_gradient_is_raw_in_a_recording_too():
     """Adam does not care for a gradient's length, so a direction that halves it changes neither weights nor the raw mean."""
-    plain, there, _ = gradient(Captured(CUDA, TASK, compiled=False), NETS["unet"], None)
-    halves, here, _ = gradient(Captured(CUDA, TASK, compiled=False), NETS["unet"], None, direction=halved)
+    plain, there, _ = gradient(Captured(CUDA, compiled=False), NETS["unet"], None)
+    halves, here, _ = gradient(Captured(CUDA, compiled=False), NETS["unet"], None, direction=halved)
     assert (plain - halves).norm() < 2e-2 * plain.norm()
     assert (there - here).norm() < 0.2 * (there - NETS["unet"].initial(Stream((0,))).to(CUDA).params).norm()
 
@@ -265,12 +266,12 @@ def test_slots_do_not_disturb_each_other(compiled):
     images = torch.randint(0, 256, (2560, 1, 28, 28), dtype=torch.uint8, generator=generator)
     shard = Shard.whole(Dataset(images, torch.arange(2560) % 10, tuple("0123456789")).to(CUDA))
     start = arch.initial(Stream((0,))).to(CUDA)
-    machines = [Captured(CUDA, TASK, compiled) for _ in range(5)]
+    machines = [Captured(CUDA, compiled) for _ in range(5)]
 
     def fit(machine, owner):
         machine.release(owner)
         net = machine.load(start, owner)
-        machine.fit(net, Work(solver=solver, shard=shard, lr=1e-4, stream=Stream((1,)), place=0, where="here"))
+        machine.fit(net, Work(solver=solver, task=TASK, shard=shard, lr=1e-4, stream=Stream((1,)), place=0, where="here"))
         return machine.values(net)[0].digest()
 
     alone = fit(machines[0], 0)
@@ -311,10 +312,10 @@ def test_a_contrast_and_its_noted_value_agree(name):
     glob, prev = (arch.initial(Stream((seed,))).params.to(CUDA) for seed in (0, 1))
     given = {"glob": glob, "prev": prev, "mu": 1.0, "T": 0.5}
     found = []
-    for machine in (Eager(CUDA, TASK), Captured(CUDA, TASK, compiled=False), Captured(CUDA, TASK, compiled=True)):
+    for machine in (Eager(CUDA), Captured(CUDA, compiled=False), Captured(CUDA, compiled=True)):
         net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
         work = Work(
-            solver=solver, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here", loss=contrastive,
+            solver=solver, task=TASK, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here", loss=contrastive,
             given=given,
         )  # fmt: skip
         fit = machine.fit(net, work)[0]
@@ -326,10 +327,10 @@ def test_sparse_training_agrees():
     """FedPhD's regulariser as a recorded direction: weights shrink alike."""
     arch, solver = NETS["unet"], SGD(lr=0.05, batch=128, steps=20)
     norms = []
-    for machine in (Eager(CUDA, TASK), Captured(CUDA, TASK, compiled=False)):
+    for machine in (Eager(CUDA), Captured(CUDA, compiled=False)):
         net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
         work = Work(
-            solver=solver, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here",
+            solver=solver, task=TASK, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here",
             direction=sparsifying, given={"lambda_g": group_weights(arch, 1.0)},
         )  # fmt: skip
         machine.fit(net, work)
@@ -380,7 +381,7 @@ def test_the_comparisons_network_fits_after_every_cut(ratio, tmp_path):
     recipe = scaled.planned["fedphd-44-0"].recipe
     arch, solver = cut(recipe.model.resolved(Shape(32, 3, 10)), ratio), dataclasses.replace(recipe.algorithm.local, lr=1e-3)
     data, losses = coloured(), []
-    for machine in (Eager(CUDA, recipe.task), fast := Captured(CUDA, recipe.task, compiled=False)):
+    for machine in (Eager(CUDA), fast := Captured(CUDA, compiled=False)):
         losses.append(fits(machine, arch, solver, 2, data=data)[0])
     assert losses[0][1] < 0.95 * losses[0][0], "nothing was learnt, so agreement would mean little"
     assert losses[1] == pytest.approx(losses[0], rel=0.1) and fast.captures == 1
@@ -392,9 +393,9 @@ def test_fast_samples_are_the_eager_ones_but_for_rounding(compiled):
     arch = NETS["unet"]
     model = arch.initial(Stream((0,))).to(CUDA)
     drawn = []
-    for machine in (Eager(CUDA, TASK), fast := Captured(CUDA, TASK, compiled=compiled)):
+    for machine in (Eager(CUDA), fast := Captured(CUDA, compiled=compiled)):
         images = machine.generate(
-            machine.load(model, None), arch, 10, Ancestral(batch=4, steps=20), torch.arange(10), Stream((5,))
+            machine.load(model, None), TASK, 10, Ancestral(batch=4, steps=20), torch.arange(10), Stream((5,))
         )
         drawn.append(images.pixels)
     assert (drawn[0] - drawn[1]).abs().mean() < 0.02 and fast.captures == 1
@@ -405,7 +406,7 @@ import json, torch
 from torch._dynamo.utils import counters
 from effuse.core.captured import Captured
 from effuse.core.data import Dataset, Shape, Shard
-from effuse.core.machine import Work
+from effuse.core.fit import Work
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
 from effuse.diffusion.objective import Denoise
@@ -414,11 +415,14 @@ from effuse.models.convnext_unet import ConvnextUnet
 
 device, here = torch.device("cuda"), Stream((0,))
 keep_compiled(device)
-machine, arch = Captured(device, Denoise()), ConvnextUnet(dim=16).resolved(Shape(16, 1, 10))
+machine, arch = Captured(device), ConvnextUnet(dim=16).resolved(Shape(16, 1, 10))
 data = Dataset(torch.zeros(64, 1, 16, 16, dtype=torch.uint8), torch.zeros(64, dtype=torch.int64), tuple("0123456789"))
 solver = Adam(lr=1e-4, batch=64, steps=1)
 net = machine.load(arch.initial(here).to(device))
-machine.fit(net, Work(solver=solver, shard=Shard.whole(data.to(device)), lr=1e-4, stream=here, place=0, where="here"))
+work = Work(
+    solver=solver, task=Denoise(), shard=Shard.whole(data.to(device)), lr=1e-4, stream=here, place=0, where="here"
+)
+machine.fit(net, work)
 print(json.dumps(dict(counters["inductor"])))
 """
 

@@ -13,9 +13,9 @@ from effuse.core.attention import linear_attention
 from effuse.core.captured import KERNELS, Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.dropout import dropped, kept, places
+from effuse.core.fit import Work
 from effuse.core.fused import channel_sums, norm, plus_kernel
 from effuse.core.layout import for_tensor_cores
-from effuse.core.machine import Work
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
 from effuse.diffusion.objective import Denoise
@@ -265,7 +265,7 @@ def fit(machine, arch, steps, owner=0, seed=1):
     machine.release(owner)
     net = machine.load(arch.initial(Stream((0,))).to(DEVICE), owner)
     solver = Adam(lr=1e-4, batch=128, steps=steps)
-    done = machine.fit(net, Work(solver=solver, shard=shard, lr=1e-4, stream=Stream((seed,)), place=0, where="here"))[0]
+    done = machine.fit(net, Work(solver=solver, task=TASK, shard=shard, lr=1e-4, stream=Stream((seed,)), place=0, where="here"))[0]
     return done.loss, machine.values(net)[0].digest()
 
 
@@ -273,14 +273,14 @@ def fit(machine, arch, steps, owner=0, seed=1):
 def test_recorded_casts_change_no_bit(name):
     """All weights cast at once, or one by one by autocast: the same weights after twenty steps."""
     kinds = [tuple(k for k in KERNELS if k != "cast"), KERNELS]
-    one, both = (fit(Captured(DEVICE, TASK, compiled=False, reproducible=True, kernels=k), NETS[name], 20) for k in kinds)
+    one, both = (fit(Captured(DEVICE, compiled=False, reproducible=True, kernels=k), NETS[name], 20) for k in kinds)
     assert one == both
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_recorded_dropout_belongs_to_the_client(compiled):
     """Keys 1, 2 and 1 on one recording, on another machine key 1: the same bits whenever the key is."""
-    one, two = Captured(DEVICE, TASK, compiled), Captured(DEVICE, TASK, compiled)
+    one, two = Captured(DEVICE, compiled), Captured(DEVICE, compiled)
     a, b, c = (fit(one, NETS["unet"], 8, seed=s) for s in (1, 2, 1))
     assert a == c != b and one.captures == 1
     torch.manual_seed(12345)
@@ -291,7 +291,7 @@ def test_recorded_dropout_belongs_to_the_client(compiled):
 def test_recorded_slots_of_the_large_network_do_not_disturb_each_other(compiled):
     """The DDPM paper's network, dropout and all: two at once give the bits of one alone."""
     arch = CifarUnet().resolved(Shape(32, 3, 10))
-    machines = [Captured(DEVICE, TASK, compiled) for _ in range(2)]
+    machines = [Captured(DEVICE, compiled) for _ in range(2)]
     assert all(machine.kernels == set(KERNELS) for machine in machines)
 
     def one(machine, owner):
@@ -302,4 +302,4 @@ def test_recorded_slots_of_the_large_network_do_not_disturb_each_other(compiled)
     for _ in range(2):  # at first they record in turn; the second time they really run together
         at_once = [found for _, found in in_slots(one, range(2), machines, [m.stream for m in machines])]
     assert at_once == [alone] * 2
-    assert not any(isinstance(m, nn.Dropout) and m.p > 0 for step in machines[0]._steps.values() for m in step.net.modules())
+    assert not any(isinstance(m, nn.Dropout) and m.p > 0 for step in machines[0]._steps.values() for m in step.module.modules())

@@ -1,5 +1,6 @@
 """FedDDPM, FedDDPM+ and LocalAug by hand: two clients, one weight, and a model that draws its own weight."""
 
+import dataclasses
 import json
 import math
 
@@ -241,7 +242,7 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
     assert result["rounds"] == 5
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     recipe = recipe.resolved(recipe.data.load("train"))
-    fed = Rehearsal(recipe.algorithm, recipe.shards(recipe.data.load("train")), rounds=9, seed=0)
+    fed = Rehearsal(dataclasses.replace(recipe, rounds=9), recipe.shards(recipe.data.load("train")))
     longest = rehearse(recipe, fed, hollow_model(recipe))[0]
     assert [r["phase"] for r in longest] == ["warm-up", "synthesis", *["federate"] * 9, "correction"]
     assert ledger["per_round"][:-1] == longest[:7], "the run's ledger is the check's, cut at its last round"

@@ -15,12 +15,12 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.feddiffuse import PARTS, Full, UDec, ULatDec, USplit
 from effuse.core.errors import EffuseError
 from effuse.core.federation import Federation
-from effuse.core.model import Arch
+from effuse.core.model import Arch, Net
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam
 from effuse.core.spec import spec
-from effuse.core.task import Batch, Net, Task
+from effuse.core.task import Batch, Task
 from effuse.core.wire import each_params
 from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral

@@ -13,12 +13,13 @@ from effuse.algorithms.moon import Contrasted, Moon, contrastive
 from effuse.core.algorithm import on_client
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
-from effuse.core.model import Model
+from effuse.core.fit import Fit
+from effuse.core.model import Model, Net
 from effuse.core.params import Buffers, Params
 from effuse.core.recipe import Evaluate
-from effuse.core.solvers import SGD, Fit
+from effuse.core.solvers import SGD
 from effuse.core.spec import spec
-from effuse.core.task import Batch, Net
+from effuse.core.task import Batch
 from effuse.core.workbench import Client
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.schedules import Linear

@@ -21,7 +21,7 @@ from toy import ToyStateful, toy_recipe
 from effuse.algorithms.localonly import LocalOnly
 from effuse.cli import main
 from effuse.core import files
-from effuse.core.machine import Eager
+from effuse.core.eager import Eager
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
@@ -302,7 +302,7 @@ def test_a_manifest_that_is_not_ours(effuse, toy_file, tmp_path):
 
 SLOW_TOY = """
 import time, toy
-from effuse.core.machine import Eager
+from effuse.core.eager import Eager
 fit = Eager.fit
 def slow(*args):
     time.sleep(0.05)

@@ -16,7 +16,7 @@ from toy import ToyStateful, toy_recipe
 
 from effuse.algorithms.localonly import LocalOnly
 from effuse.cli import progress
-from effuse.core.machine import Eager
+from effuse.core.eager import Eager
 from effuse.core.metric import Metric, Outlook
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam

@@ -9,9 +9,9 @@ import pytest
 from toy import ADAM, toy_recipe
 
 from effuse.algorithms.feddiffuse import Full, UDec
+from effuse.core.eager import Eager
 from effuse.core.errors import RecipeError
 from effuse.core.files import held
-from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table

@@ -4,128 +4,41 @@ import dataclasses
 
 import pytest
 import torch
+from one_weight import (
+    HERE,
+    ONE,
+    WHERE,
+    CoreNoise,
+    CoreNormed,
+    CoreTarget,
+    OneWeight,
+    bench,
+    images,
+    machine,
+    model_of,
+    only_w,
+    work_of,
+)
 from torch import Tensor, nn
 
-from effuse.core.data import Dataset, Shard
+from effuse.core.data import Shard
+from effuse.core.eager import batch_seeds
 from effuse.core.errors import FederationError, ModelError, TrainingError
-from effuse.core.machine import Eager, Work, batch_seeds, kept_state, restore
-from effuse.core.model import Arch, Model
+from effuse.core.fit import kept_state, restore
+from effuse.core.model import Model, Net
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream, stream
-from effuse.core.sampler import Sampler
 from effuse.core.solvers import SGD, Adam, ExponentialDecay, Solver
-from effuse.core.spec import spec
-from effuse.core.task import Batch, Net, Task
-from effuse.core.workbench import Client, Workbench
-
-HERE = Stream((0, 3, "train", 0, 7, "fit"))
-WHERE = "round 3, client 7, job 'train'"
-
-
-class OneWeight(nn.Module):
-    """f(x) = w x + v, where v stays at nought unless a test wants it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-        self.v = nn.Parameter(torch.zeros(()))
-        self.dropout = nn.Dropout(0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.w * x + self.v)
-
-
-@spec
-class CoreOneWeight(Arch):
-    dropout: float = 0.0
-    conditional: bool = False
-
-    def build(self) -> nn.Module:
-        net = OneWeight()
-        net.dropout.p = self.dropout
-        return net
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-
-@spec
-class CoreNormed(Arch):
-    def build(self) -> nn.Module:
-        return Normed()
-
-
-@spec
-class CoreTarget(Task):
-    """The output should be 3; draws one number an image, which the loss ignores unless `noisy`."""
-
-    noisy: bool = False
-
-    def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        return {"noise": torch.randn(n, 1, 1, 1, generator=generator)}
-
-    def loss(self, net: Net, batch: Batch) -> Tensor:
-        target = 3.0 + batch.drawn["noise"] if self.noisy else 3.0
-        return batch.mean((net(batch.x) - target).square())
-
-
-@spec
-class CoreNoise(Sampler):
-    """Draws pure noise, and evaluates the network twice to show in which mode it is."""
-
-    batch: int = 2
-
-    def draw(self, net, task, shape, labels, generator, tick) -> Tensor:
-        x = torch.randn(shape, generator=generator)
-        for _ in range(2):
-            net(torch.zeros(1))
-            tick()
-        return x if labels is None else x + 100.0 * labels[:, None, None, None]
-
-    def scheduler(self, task: Task) -> None:
-        return None
-
-
-def images(*bytes_: int, flip: bool = False, side: int = 1) -> Shard:
-    """Images of one colour each: 255 is x = 1, and 0 is x = -1."""
-    pixels = torch.tensor(bytes_, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, side, side).contiguous()
-    return Shard.whole(Dataset(pixels, torch.zeros(len(bytes_), dtype=torch.int64), ("only",), flip=flip))
-
-
-ONE = images(255)
-
-
-def model_of(w: float = 0.0, v: float = 0.0, **arch: float) -> Model:
-    params = Params({"w": torch.tensor(w), "v": torch.tensor(v)})
-    return Model(CoreOneWeight(side=1, channels=1, classes=2, **arch), params, Buffers({}))
-
-
-def only_w(grads, params, given):
-    """A direction that leaves v alone."""
-    return {"w": grads["w"], "v": torch.zeros_like(grads["v"])}
-
-
-def machine(task: Task | None = None) -> Eager:
-    return Eager(torch.device("cpu"), task or CoreTarget())
-
-
-def work_of(solver: Solver, shard: Shard = ONE, **rest) -> Work:
-    values = dict(solver=solver, shard=shard, lr=solver.lr, stream=HERE, place=7, where=WHERE, direction=only_w)
-    return Work(**values | rest)
+from effuse.core.task import Task
+from effuse.core.workbench import Workbench
 
 
 def run(solver: Solver, model: Model | None = None, task: Task | None = None, **rest):
     """(w after the fit, what the fit says, kept optimiser state)."""
-    eager = machine(task)
+    eager = machine()
     net = eager.load(model or model_of())
-    fit, kept = eager.fit(net, work_of(solver, **rest))
-    return net.w.item(), fit, kept
+    fit, kept = eager.fit(net, work_of(solver, task=task, **rest))
+    return net.params["w"].item(), fit, kept
 
 
 def test_two_steps_of_sgd_by_hand():
@@ -140,21 +53,21 @@ def test_sam_takes_the_gradient_uphill_and_steps_from_where_it_was():
     """
     eager = machine()
     net = eager.load(model_of())
-    fit, _ = eager.fit(net, work_of(SGD(lr=0.1, steps=1, batch=1), direction=None, rho=2**0.5, gradient=True))
-    assert (net.w.item(), net.v.item()) == pytest.approx((1.0, 1.0)) and fit.loss == 9.0
+    fit, _ = eager.fit(net, work_of(SGD(lr=0.1, steps=1, batch=1), direction=None, uphill=2**0.5, report_gradient=True))
+    assert (net.params["w"].item(), net.params["v"].item()) == pytest.approx((1.0, 1.0)) and fit.loss == 9.0
     assert {k: g.item() for k, g in fit.gradient.items()} == pytest.approx({"w": -10.0, "v": -10.0})
 
 
 def test_sam_where_the_gradient_is_nought_stays_there():
-    w, fit, _ = run(SGD(lr=0.1, steps=1, batch=1), model_of(3.0), rho=0.5)
+    w, fit, _ = run(SGD(lr=0.1, steps=1, batch=1), model_of(3.0), uphill=0.5)
     assert w == 3.0 and fit.loss == 0.0
 
 
 def test_the_mean_gradient_is_raw():
     """Gradients -6 and, after a step of lr 1/4 to w = 1.5, -3: mean -4.5, whatever direction and clip make of them."""
-    w, fit, _ = run(SGD(lr=0.25, steps=2, batch=1), gradient=True)
+    w, fit, _ = run(SGD(lr=0.25, steps=2, batch=1), report_gradient=True)
     assert fit.gradient["w"].item() == -4.5 and w == 2.25
-    _, fit, _ = run(SGD(lr=1e-9, steps=2, batch=1, clip=0.1), gradient=True, direction=halved)
+    _, fit, _ = run(SGD(lr=1e-9, steps=2, batch=1, clip=0.1), report_gradient=True, direction=halved)
     assert fit.gradient["w"].item() == pytest.approx(-6.0)
 
 
@@ -299,7 +212,7 @@ def test_a_loss_that_is_no_number_names_round_client_job_and_step():
 
 def test_an_epoch_sees_every_image_once_and_each_epoch_in_another_order():
     eager, shard = machine(), Shard(images(*range(10)).dataset, torch.tensor([1, 3, 5, 7, 9]))
-    batches = list(eager.batches(work_of(SGD(lr=1.0, epochs=4, batch=2), shard)))
+    batches = list(eager._batches(work_of(SGD(lr=1.0, epochs=4, batch=2), shard)))
     assert [len(b.x) for b in batches] == [2, 2, 1] * 4
     colours = torch.cat([((b.x + 1) * 127.5).round().flatten() for b in batches]).view(4, 5)
     assert [sorted(row.tolist()) for row in colours] == [[1.0, 3.0, 5.0, 7.0, 9.0]] * 4
@@ -307,15 +220,15 @@ def test_an_epoch_sees_every_image_once_and_each_epoch_in_another_order():
 
 
 def test_steps_go_over_the_end_of_an_epoch():
-    sizes = [len(b.x) for b in machine().batches(work_of(SGD(lr=1.0, steps=5, batch=2), images(1, 2, 3)))]
+    sizes = [len(b.x) for b in machine()._batches(work_of(SGD(lr=1.0, steps=5, batch=2), images(1, 2, 3)))]
     assert sizes == [2, 1, 2, 1, 2]
 
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_ragged_batch_sees_the_beginning_of_a_full_batchs_randomness(flip):
     """20 images in batches of 20 or of 17 + 3: randomness is drawn for full batches, so padding could change nothing."""
-    full = list(machine().batches(work_of(SGD(lr=1.0, steps=3, batch=20), images(*[9] * 20, flip=flip))))
-    ragged = list(machine().batches(work_of(SGD(lr=1.0, steps=3, batch=20), images(*[9] * 17, flip=flip))))
+    full = list(machine()._batches(work_of(SGD(lr=1.0, steps=3, batch=20), images(*[9] * 20, flip=flip))))
+    ragged = list(machine()._batches(work_of(SGD(lr=1.0, steps=3, batch=20), images(*[9] * 17, flip=flip))))
     assert [len(b.labels) for b in ragged] == [17] * 3
     for whole, part in zip(full, ragged):
         assert torch.equal(whole.drawn["noise"][:17], part.drawn["noise"])
@@ -326,8 +239,8 @@ def test_mirroring_keeps_what_the_task_draws_and_mirrors_about_half():
     shard = images(*[255] * 64, side=2, flip=True)
     shard.dataset.images[..., 0] = 0
     plain = Shard.whole(dataclasses.replace(shard.dataset, flip=False))
-    flipped = next(machine().batches(work_of(SGD(lr=1.0, steps=1, batch=64), shard)))
-    straight = next(machine().batches(work_of(SGD(lr=1.0, steps=1, batch=64), plain)))
+    flipped = next(machine()._batches(work_of(SGD(lr=1.0, steps=1, batch=64), shard)))
+    straight = next(machine()._batches(work_of(SGD(lr=1.0, steps=1, batch=64), plain)))
     mirrored = flipped.x[:, 0, 0, 0] == 1
     assert 16 < int(mirrored.sum()) < 48 and not (straight.x[:, 0, 0, 0] == 1).any()
     assert torch.equal(flipped.x[mirrored], straight.x[mirrored].flip(-1))
@@ -355,11 +268,11 @@ def test_dropout_is_on_while_fitting_and_off_while_generating():
     assert noisy(1, HERE, 0.5) != noisy(1, HERE, 0.0)
     eager = machine()
     net = eager.load(model_of())
-    assert net.training
-    eager.generate(net, model_of().arch, 1, CoreNoise(), None, HERE)
-    assert not net.training
+    assert net.module.training
+    eager.generate(net, CoreTarget(), 1, CoreNoise(), None, HERE)
+    assert not net.module.training
     eager.release()
-    assert eager.load(model_of()) is net and net.training, "a pooled network is handed out as a new one would be"
+    assert eager.load(model_of()) is net and net.module.training, "a pooled network is handed out as a new one would be"
 
 
 def test_buffers_follow_the_data_of_a_fit():
@@ -379,26 +292,26 @@ def test_buffers_follow_the_data_of_a_fit():
 def test_networks_are_pooled_but_never_lent_twice():
     eager = machine()
     first, second = eager.load(model_of(1.0)), eager.load(model_of(2.0))
-    assert first is not second and (first.w.item(), second.w.item()) == (1.0, 2.0)
+    assert first is not second and (first.params["w"].item(), second.params["w"].item()) == (1.0, 2.0)
     other = eager.load(model_of(3.0, dropout=0.5))
-    assert other is not first and other.dropout.p == 0.5
+    assert other is not first and other.module.dropout.p == 0.5
     eager.release()
     again = eager.load(model_of(4.0))
-    assert again in (first, second) and again.w.item() == 4.0
+    assert again in (first, second) and again.params["w"].item() == 4.0
 
 
 def test_a_fit_leaves_no_gradients_behind():
     eager = machine()
     net = eager.load(model_of())
     eager.fit(net, work_of(SGD(lr=0.1, steps=1, batch=1)))
-    assert all(p.grad is None for p in net.parameters())
+    assert all(p.grad is None for p in net.params.values())
 
 
 def test_work_is_metered_as_it_is_done():
     eager, seen = machine(), []
     eager.meter.watcher = lambda: seen.append((eager.meter.images, eager.meter.evaluations))
     eager.fit(eager.load(model_of()), work_of(SGD(lr=0.1, epochs=1, batch=2), images(1, 2, 3)))
-    eager.generate(eager.load(model_of()), model_of().arch, 3, CoreNoise(), None, HERE)
+    eager.generate(eager.load(model_of()), CoreTarget(), 3, CoreNoise(), None, HERE)
     assert seen == [(2, 0), (3, 0), (3, 2), (3, 4), (3, 5), (3, 6)], "batches of 2 and 1, each evaluated twice"
 
 
@@ -412,17 +325,11 @@ def test_batch_seeds_cover_the_draw():
 
 def test_anybody_can_repeat_a_draw_from_its_seeds():
     before = torch.random.get_rng_state()
-    drawn = machine().generate(OneWeight(), model_of().arch, 5, CoreNoise(), None, HERE)
+    drawn = machine().generate(Net(OneWeight(), arch=model_of().arch), CoreTarget(), 5, CoreNoise(), None, HERE)
     assert torch.equal(torch.random.get_rng_state(), before)
     seeds = [(torch.Generator().manual_seed(seed), n) for seed, _, n in batch_seeds(HERE, 5, 2)]
     by_hand = [torch.randn(n, 1, 1, 1, generator=generator) for generator, n in seeds]
     assert torch.equal(drawn.pixels, torch.cat(by_hand)) and drawn.labels is None and not drawn.pixels.requires_grad
-
-
-def bench(id: int = 7, task: Task | None = None, rounds: int = 10, eager: Eager | None = None) -> Client:
-    client = Client(eager or machine(task), rounds, id, ONE)
-    client.begin(stream(0, 3, "train", 0, id, ""), federated=2)
-    return client
 
 
 def test_a_conditional_model_draws_its_classes_in_turn():
@@ -451,7 +358,7 @@ def test_a_workbench_uses_the_rate_of_its_federated_round():
     solver = SGD(lr=0.25, steps=1, batch=1, schedule=ExponentialDecay(rate=0.5))
     net = client.load(model_of())
     client.fit(net, solver, client.data, direction=only_w)
-    assert client.rate(solver) == 0.0625 and net.w.item() == 0.375 and client.size == 1
+    assert client.rate(solver) == 0.0625 and net.params["w"].item() == 0.375 and client.size == 1
     assert client.unload(net).params["w"].item() == 0.375 and client.unload(net).arch == model_of().arch
 
 
@@ -460,10 +367,10 @@ def test_a_client_keeps_its_moments_while_the_architecture_is_the_same():
     net = client.load(model_of())
     client.fit(net, solver, client.data, direction=only_w)
     client.fit(net, solver, client.data, direction=only_w)
-    assert net.w.item() == 3.0, "as two steps with momentum, worked out above"
+    assert net.params["w"].item() == 3.0, "as two steps with momentum, worked out above"
     cut = client.load(model_of(dropout=1e-9))
     client.fit(cut, solver, client.data, direction=only_w)
-    assert cut.w.item() == pytest.approx(1.5), "the moments of another network are dropped"
+    assert cut.params["w"].item() == pytest.approx(1.5), "the moments of another network are dropped"
 
 
 def test_a_fresh_solver_touches_no_state():
@@ -476,7 +383,7 @@ def test_no_data_is_an_error_that_says_where():
     client = bench()
     with pytest.raises(FederationError, match="round 3, client 7, job 'train': there is no data to fit"):
         client.fit(client.load(model_of()), SGD(lr=0.25, steps=1), Shard(ONE.dataset, ONE.rows[:0]))
-    server = Workbench(machine(), 10)
+    server = Workbench(machine(), CoreTarget(), 10)
     server.begin(stream(0, 3, "round", 0, -1, ""), 2)
     assert server.where == "round 3, the server, job 'round'"
 

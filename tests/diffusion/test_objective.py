@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from effuse.core.model import Net
 from effuse.core.spec import build, parse, text
-from effuse.core.task import Batch, Net, Task
+from effuse.core.task import Batch, Task
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.schedules import Cosine, Linear, signal_and_noise
 

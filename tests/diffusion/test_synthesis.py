@@ -9,7 +9,7 @@ from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 from effuse.algorithms.fedddpm import FedDDPM
 from effuse.algorithms.localaug import LocalAug
 from effuse.core.data import Dataset, Shard
-from effuse.core.machine import Eager
+from effuse.core.eager import Eager
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
 from effuse.core.spec import spec
@@ -29,7 +29,7 @@ TASK = Denoise(schedule=Linear(steps=25))
 
 
 def bench() -> Workbench:
-    made = Workbench(Eager(torch.device("cpu"), TASK), 1)
+    made = Workbench(Eager(torch.device("cpu")), TASK, 1)
     made.begin(Stream((0, 0, "round")), 0)
     return made
 

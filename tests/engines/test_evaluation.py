@@ -10,7 +10,7 @@ from toy import ADAM, ToyUnet, toy_recipe
 
 from effuse.algorithms.feddiffuse import UDec, ULatDec
 from effuse.algorithms.localonly import Begun, LocalOnly
-from effuse.core.machine import Eager
+from effuse.core.eager import Eager
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.recipe import Evaluate
 from effuse.core.recording import SETTINGS
@@ -85,9 +85,9 @@ def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
     drawn = []
     generate = Eager.generate
 
-    def watch(machine, net, arch, n, *rest):
+    def watch(machine, net, task, n, *rest):
         drawn.append(n)
-        return generate(machine, net, arch, n, *rest)
+        return generate(machine, net, task, n, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Eager, "generate", watch)

@@ -9,8 +9,8 @@ from toy import ADAM, ALGORITHMS
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.captured import Captured
+from effuse.core.eager import Eager
 from effuse.core.errors import TrainingError
-from effuse.core.machine import Eager
 from effuse.core.recording import WARM_UP
 from effuse.core.solvers import Adam
 from effuse.engines import device, rounds
@@ -31,7 +31,7 @@ def fast(monkeypatch):
 
     def machines(recipe, place, size):
         if not chosen["fast"]:
-            return [Eager(place, recipe.task)]
+            return [Eager(place)]
         found = device._captured(recipe, place, compiled=False)
         for machine in found[1:]:
             machine.meter = found[0].meter

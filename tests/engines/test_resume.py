@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from toy import SYNTHESIS, TEST, ToyStateful, toy_recipe
+from toy import SYNTHESIS, TEST, ToyAveraging, ToyStateful, ToyTwoTasks, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
@@ -18,8 +18,8 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.scaffold import Scaffold
 from effuse.core.algorithm import Server
+from effuse.core.eager import Eager
 from effuse.core.errors import FederationError, RunError
-from effuse.core.machine import Eager
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
@@ -50,6 +50,8 @@ RECIPES = {
     ),
     "fedddpm": toy_recipe(algorithm=FedDDPM(**TURNS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
     "localaug": toy_recipe(algorithm=LocalAug(**TURNS, local=ADAM, cohort=2), rounds=2),
+    "two tasks": toy_recipe(algorithm=ToyTwoTasks(local=ADAM, pull=0.5), rounds=3),
+    "averaging": toy_recipe(algorithm=ToyAveraging(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5)), rounds=3),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
 # where the process dies: (recipe, what it was doing, for the how-manieth time)
@@ -96,6 +98,10 @@ DEATHS = [
     ("localaug", "renamed", 8),  # a client has its share
     ("localaug", "checkpoint", 7),  # sharing is over
     ("localaug", "fit", 5),
+    ("two tasks", "fit", 3),  # a client has trained one of its two networks
+    ("two tasks", "renamed", 4),
+    ("two tasks", "checkpoint", 2),
+    ("averaging", "fit", 8),  # its gradient is looked at
     ("centralised", "fit", 3),
     ("centralised", "checkpoint", 3),
 ]

@@ -74,7 +74,7 @@ class RuleFreezes(FedAvg):
     @on_client
     def train(self, client: Client, model: Model) -> Update:
         net = client.load(model)
-        assert all(p.requires_grad for p in net.parameters())
+        assert all(p.requires_grad for p in net.params.values())
         if client.id == 0:
             net.down.requires_grad_(False)
         fit = client.fit(net, self.local, client.data)
@@ -224,22 +224,22 @@ def test_an_order_that_names_a_lost_state_costs_nothing(tmp_path):
 
 def run_client(folder):
     from effuse.core.data import Shard
-    from effuse.core.machine import Eager
+    from effuse.core.eager import Eager
 
     recipe = toy_recipe()
     train = recipe.data.load("train")
-    machine = Eager(torch.device("cpu"), recipe.task)
-    return Worker(recipe.algorithm, 0, lambda k: Client(machine, 1, k, Shard.whole(train)), lambda k: Snapshots(folder))
+    machine = Eager(torch.device("cpu"))
+    return Worker(recipe.algorithm, 0, lambda k: Client(machine, recipe.task, 1, k, Shard.whole(train)), lambda k: Snapshots(folder))
 
 
 def test_there_is_no_client_minus_one(tmp_path):
-    from effuse.core.machine import Eager
+    from effuse.core.eager import Eager
     from effuse.engines.simulator import Simulator, on_disk
 
     recipe = toy_recipe()
     train = recipe.data.load("train")
-    machine = Eager(torch.device("cpu"), recipe.task)
-    fed = Simulator(recipe.algorithm, recipe.shards(train), machine, rounds=1, seed=0, snapshots=on_disk(tmp_path))
+    machine = Eager(torch.device("cpu"))
+    fed = Simulator(recipe, recipe.shards(train), machine, snapshots=on_disk(tmp_path))
     with pytest.raises(FederationError, match="no client -1 here"):
         fed.worker.client(-1)
 

@@ -11,8 +11,8 @@ import torch
 from toy import ALGORITHMS, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.core.eager import Eager
 from effuse.core.errors import TrainingError
-from effuse.core.machine import Eager
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import SGD

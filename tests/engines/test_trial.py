@@ -8,7 +8,7 @@ import pytest
 import torch
 from toy import ToyUnet, toy_recipe
 
-from effuse.core.machine import Eager
+from effuse.core.eager import Eager
 from effuse.engines.trial import settled, side_by_side
 
 GIB = 1 << 30
@@ -73,7 +73,7 @@ def test_memory_bounds_the_slots(left: int, n: int) -> None:
 
 def test_a_cpu_needs_no_trial() -> None:
     recipe = toy_recipe(model=ToyUnet(dropout=0.0))
-    two = [Eager(torch.device("cpu"), recipe.task) for _ in range(2)]
+    two = [Eager(torch.device("cpu")) for _ in range(2)]
     assert side_by_side(two, recipe, recipe.data.load("train"), pytest.fail) == two
 
 
@@ -81,7 +81,7 @@ def test_the_trial_is_a_fit_of_the_recipes_own_and_leaves_no_trace(monkeypatch: 
     recipe = toy_recipe(model=ToyUnet(dropout=0.0))
     train = recipe.data.load("train")
     recipe = recipe.resolved(train)
-    two = [Eager(torch.device("cpu"), recipe.task) for _ in range(2)]
+    two = [Eager(torch.device("cpu")) for _ in range(2)]
     for machine in two:
         machine.meter, machine.threads, machine.stream = two[0].meter, 1, object()
     digests = []

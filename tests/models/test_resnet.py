@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
-from effuse.core.model import Arch
+from effuse.core.model import Arch, Net
 from effuse.core.spec import build, parse
-from effuse.core.task import Batch, Net
+from effuse.core.task import Batch
 from effuse.models.classify import Classify
 from effuse.models.resnet import Cnn, Resnet
 

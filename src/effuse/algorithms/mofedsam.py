@@ -70,7 +70,7 @@ class MoFedSAM(FedAvg, name="mofedsam"):
     def train(self, client: Client, x: Model, delta: Params) -> Moved:
         net = client.load(x)
         fit = client.fit(net, self.local, client.data, direction=blended, given={"alpha": self.alpha, "delta": delta},
-                         rho=self.rho, gradient=self.averages_gradients)  # fmt: skip
+                         uphill=self.rho, report_gradient=self.averages_gradients)  # fmt: skip
         return Moved(client.unload(net), fit.gradient, fit.steps, self.weight(client), fit.loss)
 
     @property

@@ -12,10 +12,10 @@ from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.algorithm import Server, on_client
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
-from effuse.core.model import Model
+from effuse.core.model import Model, Net
 from effuse.core.params import Mean
 from effuse.core.spec import spec
-from effuse.core.task import Batch, Given, Net
+from effuse.core.task import Batch, Given
 from effuse.core.wire import message
 from effuse.core.workbench import Client
 

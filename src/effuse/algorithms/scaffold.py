@@ -40,11 +40,6 @@ def corrected(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: 
     return {k: g - given["c_i"][k] + given["c"][k] for k, g in grads.items()}
 
 
-def still(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
-    """No step at all: the gradient is only looked at."""
-    return {k: g * 0.0 for k, g in grads.items()}
-
-
 @spec
 class Scaffold(FedAvg, name="scaffold"):
     """FedAvg whose clients step along g - c_i + c, so that they drift less from each other; traffic is doubled."""
@@ -72,7 +67,7 @@ class Scaffold(FedAvg, name="scaffold"):
         c_i = client.state.get("c_i", c.zeros())
         net = client.load(x)
         fit = client.fit(net, self.local, client.data, direction=corrected, given={"c_i": c_i, "c": c},
-                         gradient=self.rule == "gradients")  # fmt: skip
+                         report_gradient=self.rule == "gradients")  # fmt: skip
         y = client.unload(net)
         if self.rule == "I":
             c_new = self.gradient_at(client, x)
@@ -93,5 +88,4 @@ class Scaffold(FedAvg, name="scaffold"):
 
     def gradient_at(self, client: Client, x: Model) -> Params:
         """Option I: one more pass over the data, at x."""
-        look = SGD(lr=1.0, batch=self.local.batch, epochs=1)
-        return client.fit(client.load(x), look, client.data, direction=still, gradient=True).gradient
+        return client.gradient(client.load(x), client.data, batch=self.local.batch)

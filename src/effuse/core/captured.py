@@ -16,18 +16,19 @@ from torch import Tensor, nn
 from effuse.core.data import Dataset, Shard
 from effuse.core.drawing import Evaluation, Recorded
 from effuse.core.dropout import seed_of
+from effuse.core.eager import AVERAGE, Eager, Step
+from effuse.core.fit import Fit, Work, deal, kept_state, loss_and_note, mean_gradient, mean_loss, own_loss
 from effuse.core.halves import Halved
 from effuse.core.kernels import available
 from effuse.core.layout import for_tensor_cores
-from effuse.core.machine import Eager, Work, descend, kept_state, mean_loss, own_loss, parted, shared_out
 from effuse.core.metric import Images
-from effuse.core.model import Arch
-from effuse.core.params import Params, named_values
+from effuse.core.model import Arch, Model, Net, fill
+from effuse.core.params import Params
 from effuse.core.recording import RECORDERS, orderly, record
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
-from effuse.core.solvers import Fit, Solver
-from effuse.core.task import Batch, Net, Task
+from effuse.core.solvers import Solver
+from effuse.core.task import Batch, Task
 
 KERNELS = ("norm", "attention", "cast")  # what we do ourselves, where our kernels run; "norm" with the biases around
 TRIES_TILINGS = "write_are_deterministic_algorithms_enabled"  # unless it is told that it is in torch's deterministic mode
@@ -40,12 +41,11 @@ class Captured(Eager):
     def __init__(
         self,
         device: torch.device,
-        task: Task,
         compiled: bool = True,
         reproducible: bool = False,
         kernels: Collection[str] = KERNELS,
     ) -> None:
-        super().__init__(device, task)
+        super().__init__(device)
         self.compiled, self.reproducible, self.recorder = compiled, reproducible, RECORDERS[not reproducible]
         self.kernels = frozenset(kernels) if available(device) else frozenset()
         # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own,
@@ -55,13 +55,13 @@ class Captured(Eager):
         self._steps: dict[Any, TrainingStep] = {}
         self._evaluations: dict[Any, Evaluation] = {}
 
-    def fit(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules()):
+    def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.module.modules()):
             return super().fit(net, work)  # padding would enter its statistics
-        frozen = tuple(k for k, p in named_values(net)[0].items() if not p.requires_grad)
-        key = step_key(net.arch, work, frozen)  # type: ignore[arg-type]
+        frozen = tuple(k for k, p in net.params.items() if not p.requires_grad)
+        key = step_key(net.arch, work, frozen)
         if key not in self._steps:
-            self._steps[key] = self.recorder.submit(TrainingStep, self, net.arch, work, frozen).result()  # type: ignore[arg-type]
+            self._steps[key] = self.recorder.submit(TrainingStep, self, net.arch, work, frozen).result()
             self.captures += 1
         step = self._steps[key]
         if not step.draws:
@@ -91,10 +91,9 @@ class Captured(Eager):
     def _known(self) -> set[Arch]:
         return super()._known() | {key[0] for kept in (self._steps, self._evaluations) for key in kept}
 
-    def generate(
-        self, net: nn.Module, arch: Arch, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
-    ) -> Images:
-        return super().generate(Recorded(self, net, arch), arch, n, sampler, labels, stream)  # type: ignore[arg-type]
+    @torch.no_grad()
+    def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+        return self._drawn(Recorded(self, net.eval()), net.arch, task, n, sampler, labels, stream)
 
     def evaluation(self, arch: Arch, x: Tensor, labels: bool) -> Evaluation:
         """The recording for batches of that shape."""
@@ -107,7 +106,15 @@ class Captured(Eager):
     def network(self, arch: Arch) -> nn.Module:
         """A network of a recording's own, laid out for the tensor cores."""
         with keyed(Stream(("blank",))), torch.device(self.device):
-            return for_tensor_cores(arch.build(), self.kernels)
+            module = for_tensor_cores(arch.build(), self.kernels)
+        for name, p in module.named_parameters():
+            p.requires_grad_(not arch.constant(name))
+        return module
+
+    def companion(self, arch: Arch) -> Net:
+        """A frozen network that a loss may call, to be filled for each fit."""
+        module = self.network(arch).eval().requires_grad_(False)
+        return Net(module, self.faster(module), arch)
 
     def faster(self, module: Any) -> Any:
         if not self.compiled:
@@ -132,29 +139,36 @@ class TrainingStep:
     """One recorded step over static buffers."""
 
     def __init__(self, machine: Captured, arch: Arch, work: Work, frozen: tuple[str, ...]) -> None:
-        self.machine, self.task, self.solver, device = machine, machine.task, work.solver, machine.device
+        self.machine, self.task, self.solver, device = machine, work.task, work.solver, machine.device
         self.played = False  # since its machine was last made ready for a run
         data, size = work.shard.dataset, work.solver.batch
-        self.net = machine.network(arch).train()
-        self.params = dict(self.net.named_parameters())
+        self.module = machine.network(arch).train()
+        self.seed = seed_of(self.module)
+        self.net = Net(self.module, machine.trained(self.module), arch, self.seed)
+        self.params = self.net.params
         for name in frozen:
             self.params[name].requires_grad_(False)
         self.lr = torch.zeros((), device=device)
         self.optimiser = self.solver.optimiser(list(self.params.values()), self.lr)
-        self.given = {k: _buffer(v, device) for k, v in work.given.items()}
+        self.given = {k: machine.companion(v.arch) if isinstance(v, Model) else _buffer(v, device) for k, v in work.given.items()}
         self.average = {k: torch.zeros_like(p) for k, p in self.params.items()} if self.solver.ema else None
-        self.total = {k: torch.zeros_like(p) for k, p in self.params.items()} if work.gradient else None
-        self.rho = torch.zeros((), device=device) if work.rho is not None else None
+        if self.average is not None:
+            self.given[AVERAGE] = self.average
+        self.total = {k: torch.zeros_like(p) for k, p in self.params.items()} if work.report_gradient else None
+        self.uphill = torch.zeros((), device=device) if work.uphill is not None else None
         self.stored = torch.zeros((size, *data.images.shape[1:]), dtype=data.images.dtype, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
         self.weight = torch.ones(size, device=device)
         self.mirrored = torch.zeros(size, dtype=torch.bool, device=device) if data.flip else None
+        self.columns = {
+            k: torch.zeros((size, *c.shape[1:]), dtype=c.dtype, device=device) for k, c in work.shard.columns.items()
+        }
         generator = Stream(("capture",)).torch(device)
         image = data.images.shape[1:]
         self.drawn = {k: v.contiguous().clone() for k, v in self.task.draw(size, image, self.labels, generator).items()}
         self.loss = torch.zeros((), device=device)
         self.noted: Tensor | None = None  # where the loss returns a value beside itself
-        self.draws, self.seed = draws_inside(self.net), seed_of(self.net)
+        self.draws = draws_inside(self.module)
         self._record(work, data)
 
     def _record(self, work: Work, data: Dataset) -> None:
@@ -163,23 +177,24 @@ class TrainingStep:
             data, images=data.images[:0].clone(), labels=data.labels[:0].clone(), groups=None, domains=None
         )
         work = dataclasses.replace(work, shard=Shard.whole(data), given={}, optimiser=None, average=None)
-        call = Net(self.net, run=self.machine.trained(self.net))
+        descend = Step(self.params, self.optimiser, work, self.given, self.average, self.total, self.uphill)
         loss_of = work.loss or own_loss
 
         def step() -> None:
             x = data.floats(self.stored)
             if self.mirrored is not None:
                 x = torch.where(self.mirrored[:, None, None, None], x.flip(-1), x)
-            batch = Batch(x.contiguous(memory_format=torch.channels_last), self.labels, self.task, self.drawn, self.weight)
+            x = x.contiguous(memory_format=torch.channels_last)
+            batch = Batch(x, self.labels, self.task, self.drawn, self.weight, self.columns)
 
             def forward() -> tuple[Tensor, Tensor | None]:
-                call.others = 0
+                self.net.others = 0
                 if self.seed is not None:
                     self.seed.add_(1)  # another mask for every step, and for both passes of one that looks uphill
                 with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                    return parted(loss_of(call, batch, self.given))
+                    return loss_and_note(loss_of(self.net, batch, self.given))
 
-            loss, noted = descend(forward, self.params, self.optimiser, work, self.given, self.average, self.total, self.rho)
+            loss, noted = descend(forward)
             self.loss.copy_(loss)
             if noted is not None:
                 if self.noted is None:  # in the warm-up, so before anything is recorded
@@ -189,22 +204,25 @@ class TrainingStep:
         self.graph = self.machine.recorded(step, self.machine.stream)
 
     @torch.no_grad()
-    def run(self, net: nn.Module, work: Work) -> tuple[Fit, Params | None]:
+    def run(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
         """Play a whole fit: weights in, steps, weights out."""
         self.played = True
-        theirs = dict(net.named_parameters())
-        ours = list(self.params.values())
-        torch._foreach_copy_(ours, list(theirs.values()))
+        ours, theirs = list(self.params.values()), list(net.params.values())
+        torch._foreach_copy_(ours, theirs)
         self._reset(work)
         data, size, device = work.shard.dataset, self.solver.batch, self.machine.device
-        rows, sizes = padded_rows(work)
-        rows = rows.to(data.images.device)
+        dealt = list(deal(work))
+        positions, sizes = torch.stack([d.positions for d in dealt]), [d.real for d in dealt]
+        rows = work.shard.rows[positions].to(data.images.device)
+        chosen = {k: positions.to(c.device) for k, c in work.shard.columns.items()}
         generator = work.stream.child("draw").torch(device)
         losses, notes = torch.zeros(2, len(sizes), device=device)
         last = 0
         for i, n in enumerate(sizes):
             torch.index_select(data.images, 0, rows[i], out=self.stored)
             torch.index_select(data.labels, 0, rows[i], out=self.labels)
+            for k, column in self.columns.items():
+                column.copy_(work.shard.columns[k].index_select(0, chosen[k][i]))
             for k, v in self.task.draw(size, data.images.shape[1:], self.labels, generator).items():
                 self.drawn[k].copy_(v)
             if self.mirrored is not None:
@@ -220,14 +238,14 @@ class TrainingStep:
             self.machine.meter.trained(n)
         mean = mean_loss(list(losses.unbind()), sizes, work)
         noted = None if self.noted is None else mean_loss(list(notes.unbind()), sizes, work)
-        torch._foreach_copy_(list(theirs.values()), ours)
+        torch._foreach_copy_(theirs, ours)
         kept = kept_state(self.optimiser, self.params) if work.solver.state == "kept" else None
         average = (
             None
             if self.average is None
             else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
         )
-        return Fit(len(sizes), sum(sizes), mean, average, shared_out(self.total, len(sizes)), noted), kept
+        return Fit(len(sizes), sum(sizes), mean, average, mean_gradient(self.total, len(sizes)), noted), kept
 
     def _reset(self, work: Work) -> None:
         self.lr.fill_(work.lr)
@@ -242,8 +260,8 @@ class TrainingStep:
             self.optimiser.state[self.params[name]][key].copy_(value)  # the recording knows these tensors by address
         for k, v in work.given.items():
             _fill(self.given[k], v)
-        if self.rho is not None and work.rho is not None:
-            self.rho.fill_(work.rho)
+        if self.uphill is not None and work.uphill is not None:
+            self.uphill.fill_(work.uphill)
         if self.average is not None:
             start = work.average or self.params
             torch._foreach_copy_(list(self.average.values()), [start[k] for k in self.average])
@@ -258,13 +276,16 @@ def step_key(arch: Arch, work: Work, frozen: tuple[str, ...]) -> tuple[Any, ...]
     """What makes two fits the same recording: all but weights, data, rates and amounts of work."""
     data = work.shard.dataset
     given = tuple((k, _layout(v)) for k, v in sorted(work.given.items()))
+    columns = tuple((k, tuple(c.shape[1:]), c.dtype) for k, c in sorted(work.shard.columns.items()))
     return (
-        arch, kind_of(work.solver), work.loss, work.direction, given, work.rho is None, work.gradient,
-        tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip, frozen,
+        arch, work.task, kind_of(work.solver), work.loss, work.direction, given, work.uphill is None, work.report_gradient,
+        work.updates, tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip, columns, frozen,
     )  # fmt: skip
 
 
 def _layout(value: Any) -> Any:
+    if isinstance(value, Model):
+        return value.arch
     if isinstance(value, Params):
         return tuple((k, tuple(t.shape)) for k, t in value.items())
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -273,20 +294,6 @@ def _layout(value: Any) -> Any:
 def kind_of(solver: Solver) -> Solver:
     """A solver without what may differ from fit to fit."""
     return dataclasses.replace(solver, lr=1.0, epochs=None, steps=1, schedule=type(solver).schedule, state="fresh")
-
-
-def padded_rows(work: Work) -> tuple[Tensor, list[int]]:
-    """The rows of every batch, ragged ones filled up with their first row, and how many of each are real."""
-    size, left = work.solver.batch, work.solver.steps_on(len(work.shard))
-    order = work.stream.child("order").torch()
-    rows: list[Tensor] = []
-    sizes: list[int] = []
-    while left > len(rows):
-        epoch = work.shard.rows[torch.randperm(len(work.shard), generator=order)]
-        for some in epoch.split(size)[: left - len(rows)]:
-            sizes.append(len(some))
-            rows.append(some if len(some) == size else torch.cat([some, some[:1].expand(size - len(some))]))
-    return torch.stack(rows), sizes
 
 
 def _buffer(value: Any, device: torch.device) -> Any:
@@ -298,7 +305,9 @@ def _buffer(value: Any, device: torch.device) -> Any:
 
 
 def _fill(buffer: Any, value: Any) -> None:
-    if isinstance(buffer, Params):
+    if isinstance(buffer, Net):
+        fill(buffer, value)
+    elif isinstance(buffer, Params):
         for k, t in buffer.items():
             t.copy_(value[k])
     elif isinstance(value, Tensor):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from effuse.core.errors import DataError
 from effuse.core.spec import Spec, spec
 
 Split = Literal["train", "test"]
+COLUMNS = ("images", "labels", "groups", "domains")  # of a data set: one entry for each image
 
 
 class Shape(NamedTuple):
@@ -56,6 +58,12 @@ class Dataset:
     def to(self, device: torch.device) -> "Dataset":
         return dataclasses.replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
+    def rows(self, chosen: Tensor) -> "Dataset":
+        """A data set of these rows alone: all columns, in the order given."""
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        # each where it lies: labels are real where images are shapes only
+        return dataclasses.replace(self, **{k: None if v is None else v[chosen.to(v.device)] for k, v in columns.items()})
+
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of images and labels."""
@@ -82,10 +90,21 @@ class Shard:
 
     dataset: Dataset
     rows: Tensor  # int64 row numbers, on the CPU
+    columns: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)  # added by the client: an entry for each of its rows
 
     @classmethod
     def whole(cls, dataset: Dataset) -> "Shard":
         return cls(dataset, torch.arange(len(dataset)))
+
+    def with_columns(self, **columns: Tensor) -> "Shard":
+        """The same images with values beside each of them, in this shard's order: cached features, soft labels.
+
+        They arrive as `batch.columns`. They are not part of the data's digest and change no order and no draw.
+        """
+        for name, column in columns.items():
+            if len(column) != len(self):
+                raise DataError(f"column '{name}' has {len(column)} entries for {len(self)} images; give each image one")
+        return dataclasses.replace(self, columns={**self.columns, **columns})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,11 +115,7 @@ class Shard:
 
     def gathered(self) -> Dataset:
         """A data set of these rows alone."""
-        data, (images, labels) = self.dataset, (self.dataset.images, self.dataset.labels)
-        images, labels = (
-            t[self.rows.to(t.device)] for t in (images, labels)
-        )  # labels are real where images are shapes only
-        return dataclasses.replace(data, images=images, labels=labels, groups=None, domains=None)
+        return self.dataset.rows(self.rows)
 
 
 @spec

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from effuse.core.halves import halve
-from effuse.core.model import Arch
+from effuse.core.model import Arch, Net
 
 if TYPE_CHECKING:
     from effuse.core.captured import Captured
@@ -44,25 +44,22 @@ class Evaluation:
         self.graph.replay()
         return self.out[:n].clone()  # a multistep sampler keeps what it was given, beyond the next replay
 
-    def fill(self, net: nn.Module) -> None:
+    def fill(self, net: Net) -> None:
         """Take over a network's present weights."""
-        own, theirs = self.net.state_dict(keep_vars=True), net.state_dict(keep_vars=True)
+        own, theirs = self.net.state_dict(keep_vars=True), net.module.state_dict(keep_vars=True)
         torch._foreach_copy_(list(own.values()), list(theirs.values()))
 
 
 class Recorded:
     """Stands in for a network in one draw: a batch shape has its recording, filled with the network's present weights."""
 
-    def __init__(self, machine: "Captured", net: nn.Module, arch: Arch) -> None:
-        self.machine, self.net, self.arch = machine, net, arch
+    def __init__(self, machine: "Captured", net: Net) -> None:
+        self.machine, self.net = machine, net
         self.filled: Evaluation | None = None
-
-    def eval(self) -> None:
-        self.net.eval()
 
     @torch.no_grad()
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         if self.filled is None or len(self.filled.x) < len(x):  # a last batch of fewer images needs no recording of its own
-            self.filled = self.machine.evaluation(self.arch, x, labels is not None)
+            self.filled = self.machine.evaluation(self.net.arch, x, labels is not None)
             self.filled.fill(self.net)
         return self.filled(x, t, labels)

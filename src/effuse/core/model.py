@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,8 @@ class Arch(Spec, ABC):
 
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # part -> prefixes of parameter names; together they match each once
 
+    # parameters (names or prefixes) that `build` sets and nobody trains: they are in no Model, never sent and never saved
+    frozen: ClassVar[tuple[str, ...]] = ()
     uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs pruning leaves as wide as they are
     featured: ClassVar[bool] = False  # its network takes `give=` and so shows its features: a vector per image
     conditional: ClassVar[bool] = False  # a network with class embeddings makes this a key of its own
@@ -63,8 +65,16 @@ class Arch(Spec, ABC):
     def initial(self, stream: Stream) -> "Model":
         """The model that a run starts from."""
         with keyed(stream):
-            net = self.build()
+            net = Net(self.build(), arch=self)
         return Model(self, Params.of(net), Buffers.of(net))
+
+    def constant(self, name: str) -> bool:
+        """Whether a parameter is one of those that nobody trains."""
+        return any(_under(name, p) for p in self.frozen)
+
+    def whole(self) -> "Arch":
+        """This architecture before anything was pruned."""
+        return with_values(self, "model", cut="") if getattr(self, "cut", "") else self
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         """Write the network in a form that others can open; overridden where a library has one of its own."""
@@ -110,8 +120,52 @@ class Model:
         return Model(self.arch, self.params.to(device), self.buffers.to(device))
 
 
+class Net:
+    """A network on loan, or as a loss sees it: call it, look at its parameters, or run it with other weights."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        run: Callable[..., Tensor] | None = None,
+        arch: Arch | None = None,
+        seed: Tensor | None = None,
+    ) -> None:
+        self.module, self._arch = module, arch
+        own = ({k: v for k, v in values.items() if arch is None or not arch.constant(k)} for values in named_values(module))
+        self.params, self.buffers = own  # those that a Model holds
+        self.run = module if run is None else run  # perhaps compiled
+        self.seed = seed  # of the network's dropout, where that is keyed by a buffer
+        self.others = 0  # evaluations with other weights
+
+    @property
+    def arch(self) -> Arch:
+        if self._arch is None:
+            raise ModelError("this network was made without an architecture")
+        return self._arch
+
+    def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
+        if params is None:
+            return self.run(*inputs, **options)
+        # BatchNorm writes its statistics while it runs: those of other weights are not this network's
+        buffers = {k: b.clone() for k, b in self.module.named_buffers()}
+        if self.seed is not None:
+            self.others += 1
+            masks = {k: b + (self.others << 32) for k, b in self.module.named_buffers() if b is self.seed}
+            buffers |= masks  # other weights drop out other elements
+        return torch.func.functional_call(self.module, {**params, **buffers}, inputs, options)
+
+    def train(self) -> "Net":
+        if not self.module.training:
+            self.module.train()
+        return self
+
+    def eval(self) -> "Net":
+        self.module.eval()
+        return self
+
+
 @torch.no_grad()
-def fill(net: nn.Module, model: Model) -> None:
+def fill(net: nn.Module | Net, model: Model) -> None:
     """Copy a model's values into a network of its architecture."""
     for own, given in zip(named_values(net), (model.params, model.buffers)):
         targets: list[Tensor] = []

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class Params(Mapping[str, Tensor]):
         self._tensors = dict(tensors)
 
     @classmethod
-    def of(cls, net: nn.Module) -> Self:
+    def of(cls, net: "nn.Module | Valued") -> Self:
         """A copy of a network's present parameters."""
         return cls({k: _own(p) for k, p in named_values(net)[0].items()})
 
@@ -148,7 +148,7 @@ class Buffers(Params):
     counted = False
 
     @classmethod
-    def of(cls, net: nn.Module) -> Self:
+    def of(cls, net: "nn.Module | Valued") -> Self:
         return cls({k: _own(b) for k, b in named_values(net)[1].items()})
 
     def lerp(self, other: "Params", weight: float) -> Self:
@@ -191,11 +191,17 @@ def mean(updates: Iterable[tuple[T, float]]) -> T:
     return average.value
 
 
-def named_values(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A network's parameters and saved buffers by name; at hand where a machine keeps the network and so knows its structure."""
-    known = net.__dict__.get("_named_values")
-    if known is not None:
-        return known
+class Valued(Protocol):
+    """A network that knows its values by name (see `core/model.py: Net`)."""
+
+    params: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+
+
+def named_values(net: nn.Module | Valued) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """A network's parameters and saved buffers by name."""
+    if not isinstance(net, nn.Module):
+        return net.params, net.buffers
     saved = net.state_dict(keep_vars=True).keys()
     return dict(net.named_parameters()), {k: b for k, b in net.named_buffers() if k in saved}
 

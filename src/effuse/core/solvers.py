@@ -2,27 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from effuse.core.params import Params
 from effuse.core.spec import Spec, spec
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
-
-
-class Fit(NamedTuple):
-    """What a fit did."""
-
-    steps: int
-    images: int
-    loss: float  # the mean over all images seen
-    average: Params | None = None  # the per-step EMA of the weights, where the solver keeps one
-    gradient: Params | None = None  # the mean of the raw gradients over the steps, where it was asked for
-    noted: float | None = None  # the mean over all images of what the loss returned beside itself
 
 
 @spec

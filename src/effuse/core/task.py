@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from effuse.core.dropout import seed_of
+from effuse.core.model import Net
 from effuse.core.spec import Spec, spec
 
-Given: TypeAlias = Mapping[str, Any]  # Params, tensors and 0-d tensors that a loss or a direction was handed
+# what a loss or a direction is handed: numbers (as 0-d tensors), tensors, Params, and a Model as a frozen `Net` that can be called;
+# where the solver keeps a moving average of the weights, it is there as "average"
+Given: TypeAlias = Mapping[str, Any]
 # what is minimised, and perhaps a value beside it that is only averaged and reported
-Loss: TypeAlias = Callable[["Net", "Batch", Given], Tensor | tuple[Tensor, Tensor]]
+Loss: TypeAlias = Callable[[Net, "Batch", Given], Tensor | tuple[Tensor, Tensor]]
 Direction: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Given], Mapping[str, Tensor]]
+Feature: TypeAlias = Callable[[Net, "Batch", Given], Tensor]  # a value for each image of a batch, without a gradient
 Give: TypeAlias = Literal["output", "features", "both"]  # what a featured network (see Arch) is asked for
 
 
@@ -27,33 +30,13 @@ class Batch:
     task: "Task"
     drawn: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what the task drew: t, noise, dropped labels
     weight: Tensor | None = None  # 1 for an image, 0 for padding; None when nothing is padded
+    columns: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what the client laid beside its images
 
     def mean(self, per_image: Tensor) -> Tensor:
         """The mean over the images that are not padding."""
         if self.weight is None:
             return per_image.mean()
         return (per_image * self.weight).sum() / self.weight.sum()
-
-
-class Net:
-    """A network as a loss sees it: call it, look at its parameters, or run it with other weights."""
-
-    def __init__(self, module: nn.Module, run: Callable[..., Tensor] | None = None) -> None:
-        self.module = module
-        self.params = dict(module.named_parameters())
-        self.run = module if run is None else run  # perhaps compiled
-        self.others = 0  # evaluations with other weights
-
-    def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
-        if params is None:
-            return self.run(*inputs, **options)
-        # BatchNorm writes its statistics while it runs: those of other weights are not this network's
-        buffers = {k: b.clone() for k, b in self.module.named_buffers()}
-        seed = seed_of(self.module)
-        if seed is not None:
-            self.others += 1
-            buffers |= {k: b + (self.others << 32) for k, b in self.module.named_buffers() if b is seed}  # other masks, too
-        return torch.func.functional_call(self.module, {**params, **buffers}, inputs, options)
 
 
 @spec

@@ -196,6 +196,15 @@ def placed(value: Any, device: torch.device) -> Any:
     return _rebuilt(value, lambda item: placed(item, device))
 
 
+def copied(value: Any) -> Any:
+    """The same message with tensors of its own."""
+    if isinstance(value, Params):
+        return value.map(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
+    if isinstance(value, Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    return _rebuilt(value, copied)
+
+
 def map_params(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same message with every tensor of its Params changed."""
     if isinstance(value, Params):

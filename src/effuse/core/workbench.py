@@ -3,28 +3,31 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from effuse.core.data import Shard
 from effuse.core.errors import FederationError
-from effuse.core.machine import Machine, Work
+from effuse.core.fit import Fit, Work
+from effuse.core.machine import Machine
 from effuse.core.metric import Images
-from effuse.core.model import Arch, Model
+from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
-from effuse.core.solvers import Fit, Solver
+from effuse.core.solvers import SGD, Solver
 from effuse.core.spans import span
-from effuse.core.task import Direction, Given, Loss
+from effuse.core.task import Direction, Feature, Given, Loss, Task
 
 SERVER = -1  # the server's number among those who draw random numbers
+RESERVED = ("average",)  # what a loss finds in `given` without anybody handing it over
 
 
 class Workbench:
     """Loads, fits and generates on a machine, with randomness keyed by round, job, call and place."""
 
-    def __init__(self, machine: Machine, rounds: int, id: int = SERVER) -> None:
+    def __init__(self, machine: Machine, task: Task, rounds: int, id: int = SERVER) -> None:
         self.machine = machine
+        self.task = task  # the recipe's: what is trained for unless a call says otherwise
         self.rounds = rounds
         self.id = id
         self.state: dict[str, Any] = {}
@@ -60,13 +63,13 @@ class Workbench:
         """A model to start from, with random weights of this place's own."""
         return self.machine.initial(arch, self.stream("initial"))
 
-    def load(self, model: Model) -> nn.Module:
+    def load(self, model: Model) -> Net:
         """A network with the model's values, this job's to change."""
         return self.machine.load(model, self.id)
 
-    def unload(self, net: nn.Module) -> Model:
+    def unload(self, net: Net) -> Model:
         """The network's present values as a model."""
-        return Model(net.arch, *self.machine.values(net))  # type: ignore[arg-type]
+        return Model(net.arch, *self.machine.values(net))
 
     def rate(self, solver: Solver) -> float:
         """The solver's learning rate in this round."""
@@ -74,44 +77,80 @@ class Workbench:
 
     def fit(
         self,
-        net: nn.Module,
+        net: Net,
         solver: Solver,
         data: Shard,
         *,
+        task: Task | None = None,
         loss: Loss | None = None,
         direction: Direction | None = None,
         given: Given | None = None,
         average: Params | None = None,
-        rho: float | None = None,
-        gradient: bool = False,
+        uphill: float | None = None,
+        report_gradient: bool = False,
+        slot: str = "",
     ) -> Fit:
-        """Train the network in place on a shard."""
-        if not len(data):
-            raise FederationError(f"{self.where}: there is no data to fit; relax the partition or drop this client")
-        for function in (loss, direction):
-            if function is not None and (function.__closure__ or "<lambda>" in function.__qualname__):
-                raise FederationError(
-                    f"{self.where}: {function.__qualname__} holds values of its own; a loss or direction is a plain function of a "
-                    "module, and what it needs goes through `given`"
-                )
-        # moments mean nothing to another kind of solver, nor to a network that has since been cut
-        place = f"optimiser of {solver.name} on {net.arch}"
-        kept = self.state.get(place) if solver.state == "kept" else None
+        """Train the network in place on a shard.
+
+        `task` is the recipe's unless said. `loss` stands in place of the task's own, `direction` is made of the gradient, and
+        `given` is what both are handed: numbers, tensors, Params, and models, which a loss may call as frozen networks.
+        `average` is where a moving average of the weights goes on from. `uphill` is SAM's rho. `slot` tells apart networks of one
+        architecture whose optimisers keep their moments under one kind of solver.
+        """
+        # moments mean nothing to another kind of solver, nor to another network; those of a cut one replace the wider one's
+        place = f"optimiser of {solver.name} on {net.arch.whole()}" + (f" in {slot}" if slot else "")
+        kept = _of(self.state.get(place), net) if solver.state == "kept" else None
         work = Work(
-            solver=solver, shard=data, lr=self.rate(solver), stream=self.stream("fit"), place=self.id, where=self.where,
-            loss=loss, direction=direction, given=given or {}, optimiser=kept, average=average,
-            rho=rho, gradient=gradient,
+            solver=solver, task=task or self.task, shard=self._data(data), lr=self.rate(solver), stream=self.stream("fit"),
+            place=self.id, where=self.where, loss=self._plain(loss), direction=self._plain(direction),
+            given=self._given(given), optimiser=kept, average=average,
+            uphill=uphill, report_gradient=report_gradient,
         )  # fmt: skip
         with span("step"):
             done, kept = self.machine.fit(net, work)
         if kept is not None:
-            for old in [k for k in self.state if k.startswith(f"optimiser of {solver.name} on ")]:
-                del self.state[old]
             self.state[place] = kept
         return done
 
+    def gradient(
+        self,
+        net: Net,
+        data: Shard,
+        *,
+        batch: int,
+        task: Task | None = None,
+        loss: Loss | None = None,
+        given: Given | None = None,
+    ) -> Params:
+        """The mean gradient over one pass of the shard's batches, with the weights as they are."""
+        solver = SGD(lr=1.0, batch=batch, epochs=1)
+        work = Work(
+            solver=solver, task=task or self.task, shard=self._data(data), lr=1.0, stream=self.stream("fit"), place=self.id,
+            where=self.where, loss=self._plain(loss), given=self._given(given), report_gradient=True, updates=False,
+        )  # fmt: skip
+        with span("step"):
+            found = self.machine.fit(net, work)[0].gradient
+        assert found is not None
+        return found
+
+    def apply(
+        self, net: Net, function: Feature, data: Shard, *, task: Task | None = None, given: Given | None = None
+    ) -> Tensor:
+        """A function of the network and each image, without a gradient: rows in the shard's order, in evaluation mode."""
+        shard, placed = self._data(data), self._given(given)
+        self._plain(function)
+        with span("step"):
+            return self.machine.apply(net, function, task or self.task, shard, placed)
+
     def generate(
-        self, model: Model, n: int, sampler: Sampler, labels: Tensor | None = None, stream: Stream | None = None
+        self,
+        model: Model,
+        n: int,
+        sampler: Sampler,
+        labels: Tensor | None = None,
+        *,
+        task: Task | None = None,
+        stream: Stream | None = None,
     ) -> Images:
         """Draw `n` images; a conditional model without labels draws its classes in turn."""
         if labels is None and model.arch.conditional:
@@ -120,7 +159,8 @@ class Workbench:
         try:
             with span("sample"):
                 net = self.machine.load(model, borrower)
-                return self.machine.generate(net, model.arch, n, sampler, labels, stream or self.stream("generate"))
+                where = stream or self.stream("generate")
+                return self.machine.generate(net, task or self.task, n, sampler, labels, where)
         finally:
             self.machine.release(borrower)
 
@@ -130,12 +170,39 @@ class Workbench:
         who = "the server" if self.id == SERVER else f"client {self.id}"
         return f"round {t}, {who}, job '{job}'"
 
+    def _data(self, data: Shard) -> Shard:
+        if not len(data):
+            raise FederationError(f"{self.where}: there is no data to fit; relax the partition or drop this client")
+        return data
+
+    def _plain(self, function: Any) -> Any:
+        """A function that a recording can be made of, and made again in another process."""
+        if function is not None and (function.__closure__ or "<lambda>" in function.__qualname__):
+            raise FederationError(
+                f"{self.where}: {function.__qualname__} holds values of its own; a loss or direction is a plain function of a "
+                "module, and what it needs goes through `given`"
+            )
+        return function
+
+    def _given(self, given: Given | None) -> Given:
+        taken = [name for name in RESERVED if name in (given or {})]
+        if taken:
+            raise FederationError(f"{self.where}: '{taken[0]}' of `given` is filled in by the fit; choose another name")
+        return given or {}
+
+
+def _of(kept: Params | None, net: Net) -> Params | None:
+    """Kept moments, unless the network has been cut since: then they belong to a wider one."""
+    if kept is None or any(t.dim() and t.shape != net.params[k.partition("/")[2]].shape for k, t in kept.items()):
+        return None
+    return kept
+
 
 class Client(Workbench):
     """A workbench where data lives; `state` never leaves it."""
 
-    def __init__(self, machine: Machine, rounds: int, id: int, data: Shard) -> None:
-        super().__init__(machine, rounds, id)
+    def __init__(self, machine: Machine, task: Task, rounds: int, id: int, data: Shard) -> None:
+        super().__init__(machine, task, rounds, id)
         self.data = data
 
     @property

@@ -27,7 +27,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     shards = recipe.shards(train)
     refuse(recipe, train, test)
     model = hollow_model(recipe)
-    fed = Rehearsal(recipe.algorithm, shards, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
+    fed = Rehearsal(recipe, shards)
     rounds, server, kept, states = rehearse(recipe, fed, model)
     ledger, left = fed.ledger.report(), recipe.algorithm.deliver(server)
     training = ledger[TRAINING]

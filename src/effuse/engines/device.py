@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from effuse.core.captured import Captured, draws_inside
+from effuse.core.eager import Eager
 from effuse.core.errors import RecipeError
 from effuse.core.layout import for_tensor_cores
-from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe
 from effuse.engines.compiled import keep_compiled
 
@@ -45,7 +45,7 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
     speed = pick_speed(recipe, device, size)
     machines: list[Eager]
     if speed == "eager":
-        machines = [Eager(device, recipe.task) for _ in range(cpu_slots(recipe) if device.type == "cpu" else 1)]
+        machines = [Eager(device) for _ in range(cpu_slots(recipe) if device.type == "cpu" else 1)]
         if len(machines) > 1:
             machines[0].threads = recipe.threads // len(machines)
     else:
@@ -64,8 +64,8 @@ def keep(machines: Sequence[Eager]) -> None:
 
 
 def _captured(recipe: Recipe, device: torch.device, compiled: bool) -> list[Captured]:
-    kind = (device, recipe.task, compiled, recipe.reproducible)
-    left = [m for m in KEPT if (m.device, m.task, m.compiled, m.reproducible) == kind]
+    kind = (device, compiled, recipe.reproducible)
+    left = [m for m in KEPT if (m.device, m.compiled, m.reproducible) == kind]
     KEPT.clear()
     machines = (left + [Captured(*kind) for _ in range(len(left), slots(recipe))])[: slots(recipe)]
     for machine in machines:

@@ -27,15 +27,15 @@ def _in_process(kind: type[InProcess]) -> Engine:
         with span("data"):
             shards = recipe.shards(stage.train)
         machines = side_by_side(stage.machines, recipe, stage.train, stage.say)
-        options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
-        options["snapshots"] = on_disk(stage.folder)
+        snapshots = on_disk(stage.folder)
         processes = pick_workers(stage.workers, device, recipe.clients)
         if processes == 1:
-            return kind(recipe.algorithm, shards, *machines, **options)
-        options |= {"workers": processes, "slots": slots_each(len(machines), processes, device)}
+            return kind(recipe, shards, *machines, snapshots=snapshots)
+        each = slots_each(len(machines), processes, device)
         for machine in stage.machines:
             machine.forget(recipe.model)  # what the trial recorded would lie beside the workers' own recordings
-        return Processes(recipe.algorithm, shards, machines[0], recipe=recipe, folder=stage.folder, **options)
+        places: dict[str, Any] = {"snapshots": snapshots, "folder": stage.folder, "workers": processes, "slots": each}
+        return Processes(recipe, shards, machines[0], **places)
 
     return make
 

@@ -11,17 +11,17 @@ import torch
 
 from effuse.core.algorithm import Server
 from effuse.core.data import Dataset
+from effuse.core.eager import Eager
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.files import cache_folder, write_atomically
-from effuse.core.machine import Eager, Machine
+from effuse.core.machine import Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
-from effuse.core.model import Model
+from effuse.core.model import Model, Net
 from effuse.core.recipe import Recipe
 from effuse.core.recording import SETTINGS
 from effuse.core.rng import Stream, stream
 from effuse.core.spec import text
-from effuse.core.task import Net
 from effuse.core.workbench import SERVER, Workbench
 from effuse.engines.device import pick_device
 from effuse.engines.folder import RunFolder
@@ -167,8 +167,7 @@ def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> tup
     ended = RunFolder(run).load_checkpoint()
     if ended is None:
         raise RunError(f"{run} has no checkpoint, so its clients' models are lost; run it again")
-    options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire, "snapshots": on_disk(run)}
-    fed = Simulator(recipe.algorithm, recipe.shards(train), machine, **options)
+    fed = Simulator(recipe, recipe.shards(train), machine, snapshots=on_disk(run))
     fed.snapshots, fed.durable = dict(ended.snapshots), dict(ended.snapshots)
     return fed, ended.server
 
@@ -183,8 +182,8 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     if not recipe.evaluate.metrics:
         raise RecipeError("the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'")
     torch.set_num_threads(recipe.threads)
-    machine, model = Eager(opened.device, recipe.task), opened.model.to(opened.device)
-    evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.rounds), cache_folder())
+    machine, model = Eager(opened.device), opened.model.to(opened.device)
+    evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.task, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
     if recipe.algorithm.personal:
         found, _ = evaluator.look_at_clients(*_clients(run, recipe, train, machine), model, picture)

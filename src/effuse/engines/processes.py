@@ -28,7 +28,7 @@ from effuse.core.wire import decode
 from effuse.engines.loopback import Loopback
 from effuse.engines.serving import FAILED, Failure, Tally, receive, send
 from effuse.engines.slots import in_slots
-from effuse.engines.state import frame, unframe
+from effuse.engines.state import Snapshots, frame, unframe
 
 T = TypeVar("T")
 PATIENCE = 5.0  # seconds that a worker has to end by itself
@@ -38,8 +38,10 @@ START = "import sys; from effuse.engines.serving import serve; serve(*map(int, s
 class Processes(Loopback):
     """Loopback whose clients live in worker processes."""
 
-    def __init__(self, *args: Any, recipe: Recipe, folder: Path, workers: int, slots: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, recipe: Recipe, *args: Any, folder: Path, workers: int, slots: int, snapshots: Callable[[int], Snapshots]
+    ) -> None:
+        super().__init__(recipe, *args, snapshots=snapshots)
         self.recipe, self.folder, self.slots = recipe, folder, slots
         self.processes = [Process(self, number) for number in range(workers)]
         self.at_a_time = workers * slots

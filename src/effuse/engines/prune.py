@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from effuse.core.eager import Eager
 from effuse.core.errors import RunError
 from effuse.core.files import cache_folder
-from effuse.core.machine import Eager
 from effuse.core.model import Model
 from effuse.core.rng import Stream
 from effuse.core.spec import with_values
@@ -40,7 +40,7 @@ def prune_run(
     refuse_evaluation(recipe, train, test)
     less = prune(opened.model, ratio, criterion, Stream((seed, "prune")))
     torch.set_num_threads(recipe.threads)
-    evaluator = Evaluator(recipe, train, test, Workbench(Eager(opened.device, recipe.task), recipe.rounds), cache_folder())
+    evaluator = Evaluator(recipe, train, test, Workbench(Eager(opened.device), recipe.task, recipe.rounds), cache_folder())
     with folder.locked():
         save_model(less, recipe, out / "model")
         before = _report(opened.model, evaluator, run / ("model-ema" if ema else "model"), out / "samples" / "before.png")

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -10,12 +9,12 @@ from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.metric import Outlook
-from effuse.core.model import Model
+from effuse.core.model import Model, Net
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.spec import Spec
-from effuse.core.task import Batch, Net
+from effuse.core.task import Batch
 from effuse.engines.rehearsal import Rehearsal
 from effuse.models.classify import Classify
 
@@ -40,8 +39,7 @@ class Apart(Rehearsal):
 
 def refuse_apart(recipe: Recipe, train: Dataset) -> None:
     """Raise what the algorithm would raise when it begins, which over a network is after all sites have come."""
-    options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
-    fed = Apart(recipe.algorithm, [Shard.whole(train)] * recipe.clients, **options)
+    fed = Apart(recipe, [Shard.whole(train)] * recipe.clients)
     fed.begin(SETUP_T, 0)
     recipe.algorithm.setup(hollow_model(recipe), fed)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from effuse.core.eager import Eager, batch_seeds
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.files import writing
-from effuse.core.machine import Eager, Meter, batch_seeds
+from effuse.core.machine import Meter
 from effuse.core.metric import Images
 from effuse.core.model import Model, fill
 from effuse.core.recipe import Recipe, read_manifest
@@ -59,9 +60,9 @@ class Loaded:
         """Draw `n` images; the same seed gives the same images."""
         sampler = self._sampler(sampler, batch)
         torch.set_num_threads(self.recipe.threads)
-        machine = Eager(self.device, self.recipe.task)
+        machine = Eager(self.device)
         machine.meter = self.meter
-        bench = Workbench(machine, self.recipe.rounds)
+        bench = Workbench(machine, self.recipe.task, self.recipe.rounds)
         wanted = None if labels is None else self._labels([int(label) for label in labels], n)
         return bench.generate(self.model.to(self.device), n, sampler, wanted, stream=sampling_stream(seed))
 
@@ -120,6 +121,6 @@ def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
         there = 0 <= client < recipe.clients
         why = f"client {client} never took part" if there else f"its clients are 0 to {recipe.clients - 1}"
         raise RunError(f"{run} has no model of client {client}; {why}")
-    bench: Any = Workbench(Eager(torch.device("cpu"), recipe.task), recipe.rounds, client)
+    bench: Any = Workbench(Eager(torch.device("cpu")), recipe.task, recipe.rounds, client)
     bench.state = Snapshots(run / "clients" / str(client)).read(name)
     return recipe.algorithm.own(bench, model)

@@ -83,7 +83,7 @@ def _places(told: dict[str, Any], slots: int) -> tuple[list[tuple[Worker, torch.
 
     def worker(machine: Machine) -> Worker:
         def client(k: int) -> Client:
-            return Client(machine, recipe.rounds, k, shards[k])
+            return Client(machine, recipe.task, recipe.rounds, k, shards[k])
 
         return Worker(recipe.algorithm, recipe.seed, client, on_disk(Path(told["folder"])), recipe.wire)
 

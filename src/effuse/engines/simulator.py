@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from effuse.core.algorithm import Algorithm, Job
+from effuse.core.algorithm import Job
 from effuse.core.data import Shard
 from effuse.core.errors import FederationError, TrainingError
 from effuse.core.federation import Federation, Order
 from effuse.core.machine import Machine
 from effuse.core.params import Params
+from effuse.core.recipe import Recipe
 from effuse.core.spans import span
 from effuse.core.wire import each_params, through_wire
 from effuse.core.workbench import Client, Workbench
@@ -28,19 +29,15 @@ class InProcess(Federation):
     """A federation whose clients live here; engines differ in what a message goes through."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        shards: Sequence[Shard],
-        *machines: Machine,
-        rounds: int,
-        seed: int,
-        wire: str = "fp32",
-        snapshots: Callable[[int], Snapshots],
+        self, recipe: Recipe, shards: Sequence[Shard], *machines: Machine, snapshots: Callable[[int], Snapshots]
     ) -> None:
-        super().__init__(algorithm, range(len(shards)), Workbench(machines[0], rounds), seed, wire)
+        bench = Workbench(machines[0], recipe.task, recipe.rounds)
+        super().__init__(recipe.algorithm, range(len(shards)), bench, recipe.seed, recipe.wire)
         self.shards = list(shards)
         # one worker per machine: several clients may be at work at a time
-        self.workers = [Worker(algorithm, seed, self._clients(machine), snapshots, wire) for machine in machines]
+        self.workers = [
+            Worker(recipe.algorithm, recipe.seed, self._clients(machine), snapshots, recipe.wire) for machine in machines
+        ]
         self.worker = self.workers[0]
         self.streams = [machine.stream for machine in machines]
         self.at_a_time = len(machines)
@@ -56,7 +53,7 @@ class InProcess(Federation):
         def client(k: int) -> Client:
             if not 0 <= k < len(self.shards):
                 raise FederationError(f"there is no client {k} here; clients are 0 to {len(self.shards) - 1}")
-            return Client(machine, self.rounds, k, self.shards[k])
+            return Client(machine, self.workbench.task, self.rounds, k, self.shards[k])
 
         return client
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from effuse.core.data import Dataset
+from effuse.core.eager import Eager
 from effuse.core.federation import Federation
-from effuse.core.machine import Eager
 from effuse.core.recipe import Recipe
 
 

@@ -28,6 +28,8 @@ def kind_of(value: Any, where: str) -> str:
 class Snapshots:
     """One client's snapshots in a folder of its own, on disk when written, or when `settle` says so."""
 
+    on_disk = True
+
     def __init__(self, folder: Path, wait: bool = True) -> None:
         self.folder, self.wait = folder, wait
 
@@ -71,6 +73,8 @@ class Snapshots:
 
 class Remembered(Snapshots):
     """Snapshots in memory, for the rehearsal."""
+
+    on_disk = False
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Any]] = {}

@@ -7,7 +7,8 @@ from typing import TypeVar
 import torch
 
 from effuse.core.data import Dataset, Shard
-from effuse.core.machine import Machine, Work
+from effuse.core.fit import Work
+from effuse.core.machine import Machine
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.engines.slots import in_slots
@@ -29,7 +30,8 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Ca
 
     def trial(machine: M, owner: int) -> str:
         net = machine.load(model, owner)
-        machine.fit(net, Work(solver=solver, shard=shard, lr=solver.lr, stream=Stream(("trial",)), place=0, where="trial"))
+        options = {"lr": solver.lr, "stream": Stream(("trial",)), "place": 0, "where": "trial"}
+        machine.fit(net, Work(solver=solver, task=recipe.task, shard=shard, **options))
         digest = machine.values(net)[0].digest()
         machine.release(owner)
         return digest

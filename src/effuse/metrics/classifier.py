@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from effuse.core.data import Shape, Shard
-from effuse.core.machine import Eager, Work
+from effuse.core.eager import Eager
+from effuse.core.fit import Work
 from effuse.core.metric import Subject
+from effuse.core.model import Net
 from effuse.core.params import Params
 from effuse.core.rng import Stream, keyed
 from effuse.core.solvers import AdamW
@@ -102,15 +104,17 @@ class Classifier(Encoder):
 
     def trained(self, subject: Subject) -> Convnet:
         """Train from scratch; on one device, the result depends on the data and on this spec alone."""
-        machine = Eager(subject.device, Classify())
+        machine, task = Eager(subject.device), Classify()
         stream = Stream((self.seed, "classifier", "fit"))
         where = f"the classifier that measures {subject.data}"
         # an evaluation may be running without gradients
         with torch.inference_mode(False), torch.enable_grad():
             whole = Shard.whole(subject.train.to(subject.device))
-            net = self.blank(subject.train.shape).to(subject.device)
+            module = self.blank(subject.train.shape).to(subject.device)
+            net = Net(module)
             steps = max(self.steps, self.epochs * math.ceil(len(whole) / BATCH))
             for i, (share, lr) in enumerate(PHASES):
                 solver = AdamW(lr=lr, batch=BATCH, steps=max(1, round(share * steps)), weight_decay=0.02)
-                machine.fit(net, Work(solver=solver, shard=whole, lr=lr, stream=stream.child(i), place=SERVER, where=where))
-        return net
+                place = {"lr": lr, "stream": stream.child(i), "place": SERVER, "where": where}
+                machine.fit(net, Work(solver=solver, task=task, shard=whole, **place))
+        return module

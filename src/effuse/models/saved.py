@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from effuse.core.errors import EffuseError, ModelError
-from effuse.core.model import Arch, Model, fill
+from effuse.core.model import Arch, Model, Net, fill
 from effuse.core.params import Buffers, Params
 from effuse.core.spec import build, parse, text
 
@@ -68,14 +68,15 @@ def filled(arch: Arch, folder: Path) -> Model:
     with torch.random.fork_rng(devices=[]):  # the fresh values are thrown away and must not move anyone's generator
         net = arch.build()
     values = read_weights(folder)
-    trained = dict(net.named_parameters()).keys()
+    view = Net(net, arch=arch)
     stray = values.keys() - net.state_dict().keys()
     if stray:
         raise ModelError(f"{folder}: '{sorted(stray)[0]}' is not a tensor of {arch.name}")
-    params = Params({k: v for k, v in values.items() if k in trained})
-    buffers = Buffers({k: v for k, v in values.items() if k not in trained})
-    fill(net, Model(arch, params, buffers))
-    return Model(arch, Params.of(net), Buffers.of(net))
+    values = {k: v for k, v in values.items() if not arch.constant(k)}
+    params = Params({k: v for k, v in values.items() if k in view.params})
+    buffers = Buffers({k: v for k, v in values.items() if k not in view.params})
+    fill(view, Model(arch, params, buffers))
+    return Model(arch, Params.of(view), Buffers.of(view))
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

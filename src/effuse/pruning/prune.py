@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.errors import ModelError
-from effuse.core.model import Arch, Model
+from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
 from effuse.core.spec import with_values
@@ -21,8 +21,8 @@ def prune(model: Model, ratio: float, criterion: Criterion, stream: Stream) -> M
     """Remove the given share of channels from every group, those of the smallest norm or any."""
     arch = cut(model.arch, ratio)
     if model.params.hollow:
-        net = arch.hollow_net()
-        return Model(arch, Params.of(net), Buffers.of(net))
+        hollow = Net(arch.hollow_net(), arch=arch)
+        return Model(arch, Params.of(hollow), Buffers.of(hollow))
     net, params = model.arch.hollow_net(), dict(model.params)
     for name, axis, kept in _kept(model, net, ratio, criterion, stream):
         params[name] = params[name].index_select(axis, kept.to(params[name].device))

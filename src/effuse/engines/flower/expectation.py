@@ -16,7 +16,7 @@ from effuse.core.rng import Stream
 from effuse.core.spec import text
 from effuse.core.wire import each_params, is_message, placed
 from effuse.core.workbench import Client
-from effuse.engines.rehearsal import Hollow
+from effuse.engines.hollow import Hollow
 
 SLACK = 1 << 20  # bytes for names, numbers and text
 MOST = 64 << 20  # bytes, beside four times what was sent, where nothing better is known
@@ -89,7 +89,7 @@ class Expectation:
         classes = self.classes
         images = torch.empty((classes, channels, side, side), dtype=torch.uint8, device="meta")
         data = Dataset(images, torch.arange(classes), tuple(map(str, range(classes))))
-        client = Client(self._machine, self.recipe.rounds, 0, Shard.whole(data))
+        client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, Shard.whole(data))
         client.begin(Stream(("expectation",)), 0)
         return client
 

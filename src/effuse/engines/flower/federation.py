@@ -45,7 +45,7 @@ class Flower(Federation):
 
     def __init__(self, stage: Stage, post: Post, terms: Terms, name: str = "") -> None:
         recipe = stage.recipe
-        bench = Workbench(stage.machines[0], recipe.rounds)
+        bench = Workbench(stage.machines[0], recipe.task, recipe.rounds)
         super().__init__(recipe.algorithm, range(recipe.clients), bench, recipe.seed, recipe.wire)
         self.present = [k for k in self.clients if k not in terms.shut_out]
         self.post, self.terms, self._tell = post, terms, stage.say

@@ -19,8 +19,7 @@ def what_leaves(site: Site, hello: Hello) -> list[str]:
     site.consent.check(hello)
     recipe = Recipe.restore(hello.recipe)
     shard = site.shard(recipe, hello.classes)
-    options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire}
-    fed = Rehearsal(recipe.algorithm, [shard] * recipe.clients, **options)
+    fed = Rehearsal(recipe, [shard] * recipe.clients)
     rehearse(recipe, fed, hollow_model(recipe))
     lines = [f"manifest {hello.name}@{hello.digest}", *(f"  {k}={v}" for k, v in hello.recipe.items())]
     lines.append(f"client {site.client} would train on {site.counted(shard)}")

@@ -153,7 +153,7 @@ class Site:
         def client(k: int) -> Client:
             if k != self.client:
                 raise FederationError(f"this is client {self.client}, not client {k}")
-            return Client(machine, recipe.rounds, k, shard)
+            return Client(machine, recipe.task, recipe.rounds, k, shard)
 
         secret = b"" if recipe.reproducible else self._secret()
         self.say(f"client {self.client} is ready with {self.counted(shard)}")

@@ -1,0 +1,264 @@
+"""Plain PyTorch, one operation after another: the reference for every faster machine, and the only file with `backward()`."""
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from effuse.core.data import Shard
+from effuse.core.fit import (
+    Fit,
+    Work,
+    deal,
+    kept_state,
+    loss_and_note,
+    mean_gradient,
+    mean_loss,
+    own_loss,
+    restore,
+)
+from effuse.core.machine import Machine, Meter
+from effuse.core.metric import Images
+from effuse.core.model import Arch, Model, Net, fill
+from effuse.core.params import Params
+from effuse.core.rng import Stream, keyed
+from effuse.core.sampler import Sampler
+from effuse.core.spans import span
+from effuse.core.task import Batch, Feature, Given, Task
+
+APPLIED = 256  # images at a time that a function without gradients is applied to
+AVERAGE = "average"  # under which a loss finds the moving average of the weights
+
+
+class Step:
+    """One step on a network's parameters: the gradient, then the direction made of it, then the update."""
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        optimiser: torch.optim.Optimizer,
+        work: Work,
+        given: Given,
+        average: Mapping[str, Tensor] | None,
+        total: Mapping[str, Tensor] | None,
+        uphill: float | Tensor | None,
+    ) -> None:
+        self.params, self.optimiser, self.given = params, optimiser, given
+        self.direction, self.clip, self.ema, self.updates = work.direction, work.solver.clip, work.solver.ema, work.updates
+        self.average, self.total, self.uphill = average, total, uphill
+
+    def __call__(self, forward: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+        """The loss and what was noted beside it."""
+        loss, noted = self.gradient(forward)
+        with torch.no_grad():
+            if self.total is not None:
+                learnt = [k for k, p in self.params.items() if p.grad is not None]
+                torch._foreach_add_([self.total[k] for k in learnt], [self.params[k].grad for k in learnt])
+            if self.updates:
+                self.direct()
+                self.update()
+        return loss.detach(), None if noted is None else noted.detach()
+
+    def gradient(self, forward: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+        """Leave the gradient of the mean loss at the parameters; SAM takes it uphill of the weights."""
+        self.optimiser.zero_grad(set_to_none=True)
+        loss, noted = forward()
+        loss.backward()
+        if self.uphill is not None:
+            here = climb([p for p in self.params.values() if p.grad is not None], self.uphill)
+            self.optimiser.zero_grad(set_to_none=True)
+            forward()[0].backward()
+            with torch.no_grad():
+                for p, value in here:
+                    p.copy_(value)  # and not minus what was added, which would round
+        return loss, noted
+
+    def direct(self) -> None:
+        """Replace the gradient by the algorithm's direction."""
+        if self.direction is not None:
+            grads = {k: p.grad if p.grad is not None else torch.zeros_like(p) for k, p in self.params.items()}
+            for k, g in self.direction(grads, self.params, self.given).items():
+                self.params[k].grad = g
+
+    def update(self) -> None:
+        """Clip, move the weights, and let their average follow."""
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.clip, foreach=True)
+        self.optimiser.step()
+        if self.average is not None and self.ema is not None:
+            torch._foreach_lerp_(list(self.average.values()), list(self.params.values()), 1 - self.ema)
+
+
+@torch.no_grad()
+def climb(params: list[nn.Parameter], rho: float | Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+    """Move weights by rho along their gradient's direction; returns each with the value it had."""
+    grads = [p.grad for p in params]
+    norm = torch.stack(torch._foreach_norm(grads)).norm()
+    here = [(p, p.clone()) for p in params]
+    torch._foreach_add_(params, torch._foreach_mul(grads, rho / (norm + 1e-12)))
+    return here
+
+
+class Eager(Machine):
+    """Plain PyTorch, one operation after another: the reference for every faster path."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.meter = Meter()
+        self._free: dict[Arch, list[Net]] = defaultdict(list)
+        self._lent: dict[object, list[Net]] = defaultdict(list)
+        self._lending = threading.Lock()  # the server may load while a client does
+        if device.type == "cuda":
+            torch.backends.cudnn.deterministic = True  # or some gradients are sums in whatever order threads come
+
+    def load(self, model: Model, owner: object = None) -> Net:
+        with self._lending:
+            # building a U-Net costs more than a training step: networks are kept and refilled
+            free = self._free[model.arch]
+            net = free.pop() if free else self._built(model.arch)
+            self._lent[owner].append(net)
+        fill(net, model)
+        # as a new network is, whatever the last job left behind
+        for p in net.params.values():
+            p.requires_grad_(True)
+        return net.train()
+
+    def _built(self, arch: Arch) -> Net:
+        with keyed(Stream(("blank",))), torch.device(self.device):
+            module = arch.build()
+        for name, p in module.named_parameters():
+            p.requires_grad_(not arch.constant(name))
+        return Net(module, arch=arch)
+
+    def release(self, owner: object = None) -> None:
+        with self._lending:
+            for net in self._lent.pop(owner, []):
+                self._free[net.arch].append(net)
+
+    def forget(self, arch: Arch) -> None:
+        self._free.pop(arch, None)
+
+    def anew(self, arch: Arch) -> None:
+        """Ready for another run: nothing counted, nothing lent, nothing kept but for this architecture."""
+        self.meter, self._lent = Meter(), defaultdict(list)
+        for other in self._known() - {arch}:
+            self.forget(other)
+
+    def _known(self) -> set[Arch]:
+        return set(self._free)
+
+    def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
+        solver, params = work.solver, net.params
+        net.train()
+        net.others = 0
+        optimiser = solver.optimiser(list(params.values()), work.lr)
+        if work.optimiser is not None:
+            restore(optimiser, params, work.optimiser)
+        begun = Params.of(net) if work.average is None else work.average
+        # by the network's own order and place: the average may come from a message
+        average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
+        total = {k: torch.zeros_like(p) for k, p in params.items()} if work.report_gradient else None
+        losses: list[Tensor] = []
+        notes: list[Tensor] = []
+        sizes: list[int] = []
+        # side by side are only networks without dropout, which would take turns at torch's one default generator
+        drawing = keyed(work.stream.child("dropout")) if self.threads is None else contextlib.nullcontext()
+        with self._companions(work.given) as given, drawing:
+            if average is not None:
+                given[AVERAGE] = average
+            step = Step(params, optimiser, work, given, average, total, work.uphill)
+            loss_of = work.loss or own_loss
+            for batch in self._batches(work):
+
+                def forward(batch: Batch = batch) -> tuple[Tensor, Tensor | None]:
+                    return loss_and_note(loss_of(net, batch, given))
+
+                loss, noted = step(forward)
+                losses.append(loss)
+                notes += [] if noted is None else [noted]
+                sizes.append(len(batch.labels))
+                self.meter.trained(len(batch.labels))
+        mean, noted = mean_loss(losses, sizes, work), mean_loss(notes, sizes, work) if notes else None
+        for p in params.values():
+            p.grad = None  # a pooled network must not hold a second copy of itself between jobs
+        kept = kept_state(optimiser, params) if solver.state == "kept" else None
+        gradient = mean_gradient(total, len(sizes))
+        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, gradient, noted), kept
+
+    def _batches(self, work: Work) -> Iterator[Batch]:
+        """The batches of a fit, their randomness drawn; always drawn for a full batch, so that padding changes nothing."""
+        generator = work.stream.child("draw").torch(self.device)
+        for positions, real in deal(work):
+            with span("data"):
+                batch = self._batch(work, positions[:real], generator)
+            yield batch
+
+    def _batch(self, work: Work, positions: Tensor, generator: torch.Generator) -> Batch:
+        data, size, n = work.shard.dataset, work.solver.batch, len(positions)
+        x, labels, columns = self._rows(work.shard, positions)
+        drawn = work.task.draw(size, x.shape[1:], labels, generator)
+        if data.flip:
+            mirrored = torch.rand(size, device=self.device, generator=generator)[:n] < 0.5
+            x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+        return Batch(x, labels, work.task, {k: v[:n] for k, v in drawn.items()}, columns=columns)
+
+    def _rows(self, shard: Shard, positions: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        data, rows = shard.dataset, shard.rows[positions].to(shard.dataset.images.device)
+        columns = {k: c[positions.to(c.device)].to(self.device) for k, c in shard.columns.items()}
+        return data.floats(data.images[rows]), data.labels[rows], columns
+
+    @contextlib.contextmanager
+    def _companions(self, given: Given) -> Iterator[dict[str, Any]]:
+        """What a loss is handed, on this device; a Model becomes a frozen network on loan."""
+        borrower = object()
+        try:
+            yield {k: self._companion(v, borrower) if isinstance(v, Model) else self._placed(v) for k, v in given.items()}
+        finally:
+            self.release(borrower)
+
+    def _companion(self, model: Model, borrower: object) -> Net:
+        net = self.load(model, borrower).eval()
+        for p in net.params.values():
+            p.requires_grad_(False)
+        return net
+
+    def _placed(self, value: Any) -> Any:
+        if isinstance(value, Params):
+            return value.to(self.device)
+        return torch.as_tensor(value, dtype=torch.float32, device=self.device) if isinstance(value, float) else value
+
+    @torch.no_grad()
+    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
+        net.eval()
+        with self._companions(given) as placed:
+            found: list[Tensor] = []
+            for positions in torch.arange(len(shard)).split(APPLIED):
+                x, labels, columns = self._rows(shard, positions)
+                found.append(function(net, Batch(x, labels, task, columns=columns), placed))
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+        return self._drawn(net.eval(), net.arch, task, n, sampler, labels, stream)
+
+    def _drawn(
+        self, run: Callable[..., Tensor], arch: Arch, task: Task, n: int, sampler: Sampler, labels: Tensor | None,
+        stream: Stream,
+    ) -> Images:  # fmt: skip
+        shape = arch.shape
+        drawn: list[Tensor] = []
+        for seed, first, size in batch_seeds(stream, n, sampler.batch):
+            some = None if labels is None else labels[first : first + size].to(self.device)
+            generator = torch.Generator(self.device).manual_seed(seed)
+            image = torch.Size((size, shape.channels, shape.side, shape.side))
+            drawn.append(sampler.draw(run, task, image, some, generator, lambda: self.meter.sampled(size)).cpu())
+        return Images(torch.cat(drawn), None if labels is None else labels.cpu())
+
+
+def batch_seeds(stream: Stream, n: int, batch: int) -> list[tuple[int, int, int]]:
+    """(seed, first image, size) of each batch of a draw, so that anybody can repeat it with plain diffusers."""
+    return [(stream.child("batch", i).seed, i, min(batch, n - i)) for i in range(0, n, batch)]

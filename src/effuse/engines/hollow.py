@@ -1,0 +1,68 @@
+"""A machine that counts the work and does none of it: networks and images are shapes without numbers."""
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from effuse.core.data import Shard
+from effuse.core.fit import Fit, Work
+from effuse.core.machine import Machine, Meter
+from effuse.core.metric import Images
+from effuse.core.model import Arch, Model, Net
+from effuse.core.params import Buffers, Params
+from effuse.core.rng import Stream
+from effuse.core.sampler import Sampler
+from effuse.core.task import Batch, Feature, Given, Task
+from effuse.core.workbench import SERVER
+
+
+class Hollow(Machine):
+    """Counts the work and does none of it."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("meta")
+        self.meter = Meter()
+        self.steps: Counter[str] = Counter()
+        self._nets: dict[Arch, Net] = {}
+        self._values: dict[Arch, tuple[Params, Buffers]] = {}
+
+    def initial(self, arch: Arch, stream: Stream) -> Model:
+        return Model(arch, *self.values(self._net(arch)))
+
+    def load(self, model: Model, owner: object = None) -> Net:
+        return self._net(model.arch)
+
+    def _net(self, arch: Arch) -> Net:
+        if arch not in self._nets:
+            with self.device:
+                self._nets[arch] = net = Net(arch.build(), arch=arch)
+            self._values[arch] = super().values(net)
+        return self._nets[arch]
+
+    def values(self, net: Net) -> tuple[Params, Buffers]:
+        return self._values[net.arch]  # known: walking through a U-Net takes longer than the rest of a rehearsed round
+
+    def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
+        size = len(work.shard)
+        steps, images = work.solver.steps_on(size), work.solver.images_on(size)
+        self.steps["server" if work.place == SERVER else "client"] += steps
+        params, _ = self.values(net)
+        kept = None
+        if work.solver.state == "kept":
+            kept = Params({f"{m}/{k}": t for m in ("exp_avg", "exp_avg_sq") for k, t in params.items()})
+        average, gradient = params if work.solver.ema else None, params if work.report_gradient else None
+        return Fit(steps, images, 0.0, average, gradient), kept
+
+    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
+        data, n = shard.dataset, len(shard)
+        x = torch.empty((n, *data.images.shape[1:]), device=self.device)
+        columns = {k: torch.empty_like(c, device=self.device) for k, c in shard.columns.items()}
+        batch = Batch(x, torch.empty(n, dtype=torch.int64, device=self.device), task, columns=columns)
+        placed = {k: self._net(v.arch) if isinstance(v, Model) else v for k, v in given.items()}
+        return function(net.eval(), batch, placed)
+
+    def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
+        side, channels, _ = net.arch.shape
+        pixels = torch.empty((n, channels, side, side), device=self.device)
+        return Images(pixels, None if labels is None else labels.to(self.device))

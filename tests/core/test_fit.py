@@ -1,0 +1,268 @@
+"""A fit as a value: how batches are dealt, what a task, columns, companions and averages do, on networks of one weight."""
+
+import dataclasses
+
+import pytest
+import torch
+from one_weight import HERE, ONE, CoreOneWeight, CoreTarget, bench, images, machine, model_of, only_w, work_of
+from torch import nn
+from toy import ADAM, ToyImages, ToyUnet, toy_recipe
+
+from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.core.algorithm import on_client
+from effuse.core.data import Dataset, Shape, Shard
+from effuse.core.errors import DataError, FederationError
+from effuse.core.fit import deal
+from effuse.core.model import Arch, Model, Net
+from effuse.core.params import Params
+from effuse.core.rng import Stream
+from effuse.core.solvers import SGD
+from effuse.core.spec import spec
+from effuse.core.wire import decode, encode
+from effuse.core.workbench import Client
+from effuse.engines.driver import run
+from effuse.engines.hollow import Hollow
+
+
+def test_epochs_are_dealt_whole_and_a_ragged_batch_is_filled_up_with_its_first_image():
+    """Five images in batches of two, two epochs: 2, 2, 1 real ones, twice."""
+    dealt = list(deal(work_of(SGD(lr=1.0, epochs=2, batch=2), images(1, 2, 3, 4, 5))))
+    assert [d.real for d in dealt] == [2, 2, 1] * 2 and all(len(d.positions) == 2 for d in dealt)
+    assert all(d.positions[d.real :].tolist() == [int(d.positions[0])] * (2 - d.real) for d in dealt)
+    for epoch in (dealt[:3], dealt[3:]):
+        assert sorted(torch.cat([d.positions[: d.real] for d in epoch]).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_steps_cut_an_epoch_short_and_change_none_before_them():
+    """The first four of six batches are the same, whoever counts."""
+    some = list(deal(work_of(SGD(lr=1.0, steps=4, batch=2), images(1, 2, 3, 4, 5))))
+    whole = list(deal(work_of(SGD(lr=1.0, epochs=2, batch=2), images(1, 2, 3, 4, 5))))
+    assert len(some) == 4 and all(torch.equal(a.positions, b.positions) and a.real == b.real for a, b in zip(some, whole))
+
+
+@spec
+class CoreOther(CoreTarget):
+    """The output should be 5."""
+
+    def loss(self, net, batch):
+        return batch.mean((net(batch.x) - 5.0).square())
+
+
+def test_a_fit_may_have_a_task_of_its_own():
+    """lr 1/4, loss (w - c)^2: one step from 0 goes to 1.5 for c = 3, which the run trains for, and to 2.5 for c = 5."""
+    client, solver = bench(), SGD(lr=0.25, steps=1, batch=1)
+    ends = []
+    for task in (None, CoreOther()):
+        net = client.load(model_of())
+        client.fit(net, solver, client.data, direction=only_w, task=task)
+        ends.append(net.params["w"].item())
+    assert ends == [1.5, 2.5]
+
+
+def test_two_networks_under_one_kind_of_solver_keep_moments_of_their_own():
+    """Momentum 1/2 takes 0 to 1.5 and on to 3 (see tests/core/test_machine.py); in between another network, and one of the same architecture."""
+    client, solver = bench(), SGD(lr=0.25, steps=1, batch=1, momentum=0.5, state="kept")
+    net, other, twin = client.load(model_of()), client.load(model_of(dropout=1e-9)), client.load(model_of())
+    for _ in range(2):
+        client.fit(net, solver, client.data, direction=only_w)
+        client.fit(other, solver, client.data, direction=only_w)
+        client.fit(twin, solver, client.data, direction=only_w, slot="twin")
+    assert [n.params["w"].item() for n in (net, twin)] == [3.0, 3.0] and other.params["w"].item() == pytest.approx(3.0)
+    assert len(client.state) == 3
+
+
+def test_moments_of_a_network_that_was_cut_make_way():
+    """A toy U-Net of four channels, then of two: the same place in the state, begun afresh, and the old tensors are gone."""
+    solver = dataclasses.replace(ADAM, state="kept")
+    data = Shard.whole(ToyImages().load("train"))
+    recipe = toy_recipe()
+    client = Client(machine(), recipe.task, 2, 0, data)
+    whole = ToyUnet().resolved(Shape(4, 1, 2))
+    cut = dataclasses.replace(whole, cut="down:1>2 middle:2>2 up:2>1")
+    assert cut.whole() == whole != cut
+    for arch in (whole, cut, cut):
+        client.begin(Stream((0,)), 0)
+        client.fit(client.load(arch.initial(Stream((1,)))), solver, data)
+    (moments,) = client.state.values()
+    assert moments["exp_avg/down.weight"].shape == (2, 1, 3, 3) and moments["step/down.weight"].item() == 10, "two fits of five"
+
+
+def test_the_gradient_is_looked_at_and_nothing_moves():
+    """At w = 1 the slope of (w - 3)^2 is -4, and that of v, which adds to the output, too; over any number of batches."""
+    client = bench()
+    net = client.load(model_of(1.0))
+    found = client.gradient(net, images(255, 255, 255), batch=2)
+    assert {k: t.item() for k, t in found.items()} == {"w": -4.0, "v": -4.0}
+    assert client.unload(net).params.digest() == model_of(1.0).params.digest() and client.state == {}
+
+
+def outputs(net, batch, given):
+    assert not torch.is_grad_enabled() and not net.module.training
+    return net(batch.x).flatten(1) + given["more"]
+
+
+def test_a_function_is_applied_to_the_rows_in_their_order():
+    """w = 2 on images of 5, 3, 1 of 255 that are rows 2, 1 and 0: 2 x + 1, x = 2 p / 255 - 1; rows in the shard's own order."""
+    shard = Shard(images(1, 3, 5).dataset, torch.tensor([2, 1, 0]))
+    client = bench()
+    found = client.apply(client.load(model_of(2.0)), outputs, shard, given={"more": 1.0})
+    expected = torch.tensor([[2 * (2 * p / 255 - 1) + 1] for p in (5, 3, 1)])
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_is_applied_to_many_images_is_applied_in_pieces():
+    """600 images are more than are looked at together."""
+    shard = images(*[i % 256 for i in range(600)])
+    client = bench()
+    found = client.apply(client.load(model_of(1.0)), outputs, shard, given={"more": 0.0})
+    torch.testing.assert_close(found, shard.dataset.floats(shard.dataset.images).flatten(1))
+
+
+def test_a_rehearsal_applies_functions_to_shapes():
+    hollow = Hollow()
+    client = Client(hollow, CoreTarget(), 1, 0, images(1, 2, 3))
+    model = hollow.initial(CoreOneWeight(side=1, channels=1, classes=2), HERE)
+    net = client.load(model)
+    found = client.apply(net, lambda_free_outputs, client.data, given={"teacher": model})
+    assert found.is_meta and found.shape == (3, 1)
+    assert client.gradient(net, client.data, batch=2).keys() == {"w", "v"}
+
+
+def lambda_free_outputs(net, batch, given):
+    return net(batch.x).flatten(1) + given["teacher"](batch.x).flatten(1)
+
+
+def distilled(net, batch, given):
+    """(w x - u x)^2, where u is the frozen network's weight."""
+    return batch.mean((net(batch.x) - given["teacher"](batch.x)).square())
+
+
+def test_a_loss_may_call_a_frozen_network():
+    """Towards u = 4 from 0 on x = 1: gradient 2 (w - 4), lr 1/4, so w = 2 and then 3; the frozen one stays, and is given back."""
+    client, solver, teacher = bench(), SGD(lr=0.25, steps=2, batch=1), model_of(4.0)
+    net = client.load(model_of())
+    client.fit(net, solver, client.data, loss=distilled, given={"teacher": teacher}, direction=only_w)
+    assert net.params["w"].item() == 3.0 and teacher.params["w"].item() == 4.0
+    lent = client.load(model_of(1.0))
+    assert all(p.requires_grad for p in lent.params.values()) and lent.module.training, "as new to whoever comes next"
+
+
+def held(net, batch, given):
+    """(w - a)^2 / 2 on x = 1, where a is the moving average, less a pull of 1: dw = w - a - 1."""
+    here = net(batch.x).mean()
+    return 0.5 * (here - given["average"]["w"]).square() - here
+
+
+def test_a_loss_sees_the_moving_average_of_the_weights():
+    """lr 1, average a <- a/2 + w/2. w = a = 0: w = 1, a = 1/2. Then dw = 1 - 1/2 - 1 = -1/2: w = 3/2, a = 1."""
+    client, solver = bench(), SGD(lr=1.0, steps=2, batch=1, ema=0.5)
+    net = client.load(model_of())
+    fit = client.fit(net, solver, client.data, loss=held, direction=only_w)
+    assert net.params["w"].item() == 1.5 and fit.average["w"].item() == 1.0
+    with pytest.raises(FederationError, match="'average' of `given` is filled in by the fit"):
+        client.fit(net, solver, client.data, loss=held, given={"average": 1.0})
+
+
+def test_columns_belong_to_the_rows_of_a_shard():
+    shard = Shard(images(1, 3, 5).dataset, torch.tensor([2, 0])).with_columns(F=torch.tensor([[20.0], [0.0]]))
+    assert shard.columns["F"].tolist() == [[20.0], [0.0]] and shard.dataset is not None and len(shard) == 2
+    assert shard.with_columns(G=torch.zeros(2)).columns.keys() == {"F", "G"}
+    with pytest.raises(DataError, match="column 'F' has 3 entries for 2 images"):
+        shard.with_columns(F=torch.zeros(3))
+
+
+def to_column(net, batch, given):
+    """Every image's own column is its brightness, wherever it comes in a batch."""
+    assert torch.equal(batch.columns["brightness"], batch.x.flatten(1).mean(1))
+    return batch.task.loss(net, batch)
+
+
+def test_columns_arrive_with_their_images():
+    data = images(*range(0, 250, 10)).dataset
+    shard = Shard(data, torch.tensor([5, 3, 20, 7, 11]))
+    shard = shard.with_columns(brightness=data.floats(data.images[shard.rows]).flatten(1).mean(1))
+    client = bench()
+    client.fit(client.load(model_of()), SGD(lr=1e-3, epochs=3, batch=2), shard, loss=to_column)
+
+
+def weighted_by_nought(net, batch, given):
+    """The task's loss and nought times how far features are from a column."""
+    features = net(*batch.task.inputs(batch), give="features")
+    return batch.task.loss(net, batch) + given["pull"] * batch.mean((features - batch.columns["F"]).square().mean(1))
+
+
+@spec
+class CoreColumned(FedAvg):
+    """FedAvg with columns beside its images."""
+
+    pull: float = 0.0
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        net = client.load(model)
+        data = client.data.with_columns(F=torch.ones(client.size, 4))
+        fit = client.fit(net, self.local, data, loss=weighted_by_nought, given={"pull": self.pull})
+        return Update(client.unload(net), self.weight(client), fit.loss)
+
+
+def test_columns_of_weight_nought_end_in_fedavgs_bits(tmp_path):
+    """Neither orders nor draws change; without dropout, which a second pass would move on. With a weight they do differ."""
+    changes = {"model": ToyUnet(dropout=0.0), "rounds": 3}
+    digests = [
+        run(toy_recipe(algorithm=algorithm, **changes), tmp_path / str(i))["weights_sha256"]
+        for i, algorithm in enumerate((FedAvg(local=ADAM), CoreColumned(local=ADAM), CoreColumned(local=ADAM, pull=0.1)))
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+class Half(nn.Module):
+    """A layer that learns, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt, self.fixed = nn.Linear(1, 1), nn.Linear(1, 1)
+        with torch.no_grad():
+            self.fixed.weight.fill_(2.0)
+            self.fixed.bias.fill_(1.0)
+
+    def forward(self, x):
+        return self.fixed(self.learnt(x))
+
+
+@spec
+class CoreHalf(Arch):
+    frozen = ("fixed",)
+
+    def build(self) -> nn.Module:
+        return Half()
+
+
+def test_constant_values_are_in_no_model_and_no_fit_moves_them():
+    """Only what trains is counted, sent, filled in and moved; the rest comes with `build`."""
+    arch = CoreHalf(side=1, channels=1, classes=1)
+    model = arch.initial(Stream((0,)))
+    assert model.params.keys() == {"learnt.weight", "learnt.bias"}
+    assert decode(encode(model, Model), Model).params.keys() == model.params.keys()
+    eager = machine()
+    net = eager.load(model)
+    assert not net.module.fixed.weight.requires_grad and net.params.keys() == model.params.keys()
+    eager.fit(net, work_of(SGD(lr=0.1, steps=3, batch=1), ONE, direction=None))
+    assert Params.of(net).digest() != model.params.digest()
+    assert (net.module.fixed.weight.item(), net.module.fixed.bias.item()) == (2.0, 1.0)
+    eager.release()
+    again = eager.load(model)
+    assert Params.of(again).digest() == model.params.digest() and not again.module.fixed.weight.requires_grad
+
+
+def test_rows_of_a_data_set_keep_all_its_columns():
+    data = Dataset(
+        torch.arange(3, dtype=torch.uint8)[:, None, None, None], torch.tensor([0, 1, 0]), ("a", "b"), groups=torch.tensor([7, 8, 9])
+    )
+    some = data.rows(torch.tensor([2, 0]))
+    assert some.images.flatten().tolist() == [2, 0] and some.labels.tolist() == [0, 0]
+    assert some.groups.tolist() == [9, 7] and some.domains is None
+
+
+def test_a_network_without_an_architecture_says_so():
+    with pytest.raises(Exception, match="made without an architecture"):
+        _ = Net(Half()).arch
