@@ -14,10 +14,10 @@ from toy import ToyImages, ToyUnet
 from effuse.core import captured
 from effuse.core.captured import Captured
 from effuse.core.data import Shape, Shard
-from effuse.core.dropout import seed_of
+from effuse.core.dropout import KeyedNet
 from effuse.core.eager import Eager
 from effuse.core.fit import Work
-from effuse.core.model import Arch, Net
+from effuse.core.model import Arch
 from effuse.core.params import Params
 from effuse.core.recording import WARM_UP
 from effuse.core.rng import Stream
@@ -268,7 +268,7 @@ def test_other_weights_have_other_masks():
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.02 * torch.randn_like(p))
-    net, inputs = Net(module, seed=seed_of(module)), (torch.randn(2, 1, 8, 8), torch.tensor([1, 2]))
+    net, inputs = KeyedNet(module), (torch.randn(2, 1, 8, 8), torch.tensor([1, 2]))
     first, second, third = net(*inputs), net(*inputs, params=net.params), net(*inputs, params=net.params)
     assert not torch.equal(first, second) and not torch.equal(second, third)
     module.eval()

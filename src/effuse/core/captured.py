@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from effuse.core.data import Dataset, Shard
 from effuse.core.drawing import Evaluation, Recorded
-from effuse.core.dropout import seed_of
+from effuse.core.dropout import KeyedNet, seed_of
 from effuse.core.eager import AVERAGE, Eager, Step
 from effuse.core.fit import Fit, Work, deal, kept_state, loss_and_note, mean_gradient, mean_loss, own_loss
 from effuse.core.halves import Halved
@@ -144,7 +144,7 @@ class TrainingStep:
         data, size = work.shard.dataset, work.solver.batch
         self.module = machine.network(arch).train()
         self.seed = seed_of(self.module)
-        self.net = Net(self.module, machine.trained(self.module), arch, self.seed)
+        self.net = KeyedNet(self.module, machine.trained(self.module), arch)
         self.params = self.net.params
         for name in frozen:
             self.params[name].requires_grad_(False)

@@ -7,6 +7,8 @@ seed is a tensor of the client's; masks depend neither on who else is at work no
 import torch
 from torch import Tensor, nn
 
+from effuse.core.model import Net
+
 WORD = 0xFFFFFFFF
 SPREAD = 0x9E3779B1  # neighbours far apart: without it, masks knew themselves at lags of thousands of places
 # multipliers of a 32-bit mixing function that C. Wellons found by search: a change of any bit reaches all
@@ -80,3 +82,16 @@ def key_dropout(net: nn.Module) -> None:
 def seed_of(net: nn.Module) -> Tensor | None:
     """The seed of a network's dropout, where it has any."""
     return next((m.seed for m in net.modules() if isinstance(m, KeyedDropout)), None)
+
+
+class KeyedNet(Net):
+    """A network whose evaluations with other weights drop out other elements."""
+
+    others = 0  # such evaluations since the seed last moved
+
+    def scratch(self) -> dict[str, Tensor]:
+        buffers, seed = super().scratch(), seed_of(self.module)
+        if seed is not None:
+            self.others += 1
+            buffers |= {k: b + (self.others << 32) for k, b in self.module.named_buffers() if b is seed}
+        return buffers

@@ -154,7 +154,6 @@ class Eager(Machine):
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
         solver, params = work.solver, net.params
         net.train()
-        net.others = 0
         optimiser = solver.optimiser(list(params.values()), work.lr)
         if work.optimiser is not None:
             restore(optimiser, params, work.optimiser)

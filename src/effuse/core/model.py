@@ -124,18 +124,12 @@ class Net:
     """A network on loan, or as a loss sees it: call it, look at its parameters, or run it with other weights."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        run: Callable[..., Tensor] | None = None,
-        arch: Arch | None = None,
-        seed: Tensor | None = None,
+        self, module: nn.Module, run: Callable[..., Tensor] | None = None, arch: Arch | None = None
     ) -> None:
         self.module, self._arch = module, arch
         own = ({k: v for k, v in values.items() if arch is None or not arch.constant(k)} for values in named_values(module))
         self.params, self.buffers = own  # those that a Model holds
         self.run = module if run is None else run  # perhaps compiled
-        self.seed = seed  # of the network's dropout, where that is keyed by a buffer
-        self.others = 0  # evaluations with other weights
 
     @property
     def arch(self) -> Arch:
@@ -146,13 +140,11 @@ class Net:
     def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
         if params is None:
             return self.run(*inputs, **options)
-        # BatchNorm writes its statistics while it runs: those of other weights are not this network's
-        buffers = {k: b.clone() for k, b in self.module.named_buffers()}
-        if self.seed is not None:
-            self.others += 1
-            masks = {k: b + (self.others << 32) for k, b in self.module.named_buffers() if b is self.seed}
-            buffers |= masks  # other weights drop out other elements
-        return torch.func.functional_call(self.module, {**params, **buffers}, inputs, options)
+        return torch.func.functional_call(self.module, {**params, **self.scratch()}, inputs, options)
+
+    def scratch(self) -> dict[str, Tensor]:
+        """Buffers for other weights: BatchNorm writes its statistics while it runs, and theirs are not this network's."""
+        return {k: b.clone() for k, b in self.module.named_buffers()}
 
     def train(self) -> "Net":
         if not self.module.training:
