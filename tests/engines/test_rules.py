@@ -76,7 +76,7 @@ class RuleFreezes(FedAvg):
         net = client.load(model)
         assert all(p.requires_grad for p in net.params.values())
         if client.id == 0:
-            net.down.requires_grad_(False)
+            net.module.down.requires_grad_(False)
         fit = client.fit(net, self.local, client.data)
         return Update(client.unload(net), 1.0, fit.loss)
 
