@@ -33,6 +33,7 @@ def join(
 ) -> None:
     """Take part as one client, on data that stays here, until the run is over; reconnects by itself; Ctrl-C leaves."""
     flower.require()
+    from effuse.engines.flower.preview import what_leaves
     from effuse.engines.flower.serve import join as take_part
     from effuse.engines.flower.site import Consent
 
@@ -44,7 +45,7 @@ def join(
         print(words, flush=True)
 
     try:
-        take_part(server, client_id, data, keys, place, consent, device, say, dry_run)
+        take_part(server, client_id, data, keys, place, consent, device, say, what_leaves if dry_run else None)
     except KeyboardInterrupt:
         # at once: a job may be at work in its thread, and torch would abort where Python ends around it
         print("effuse: interrupted", file=sys.stderr, flush=True)
