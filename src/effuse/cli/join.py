@@ -33,9 +33,9 @@ def join(
 ) -> None:
     """Take part as one client, on data that stays here, until the run is over; reconnects by itself; Ctrl-C leaves."""
     flower.require()
-    from effuse.engines.flower.preview import what_leaves
     from effuse.engines.flower.serve import join as take_part
     from effuse.engines.flower.site import Consent
+    from effuse.engines.preview import what_leaves
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
     consent = Consent.given(recipe, allow)
