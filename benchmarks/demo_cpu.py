@@ -26,8 +26,8 @@ from effuse.core.algorithm import Server
 from effuse.core.data import Dataset
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
-from effuse.engines.device import machines_for
 from effuse.engines.simulator import Simulator, on_disk
+from effuse.engines.speed import machines_for
 from effuse.metrics.cost import macs
 from effuse.recipes.demo import demo
 

@@ -28,7 +28,7 @@ from effuse.data.dirichlet import QuantitySkew
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
 from effuse.diffusion.synthesis import Synthesising
-from effuse.engines import device as devices
+from effuse.engines import speed
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 from effuse.engines.reproduce import Reproduction
@@ -50,7 +50,7 @@ NETS = {
 @pytest.fixture(autouse=True)
 def nothing_kept():
     """Every test records for itself."""
-    devices.KEPT.clear()
+    speed.KEPT.clear()
 
 
 def blobs(n: int = 600) -> Dataset:
@@ -147,7 +147,7 @@ def test_every_algorithm_fast_and_eager(name, tmp_path, monkeypatch):
                 patch.setattr(Captured, "__init__", functools.partialmethod(Captured.__init__, kernels=()))
             found[precision] = outcome(recipe.changed(["speed=graph"]), tmp_path / precision, "cuda")
         assert recorded and len(recorded) == len({*recorded})
-        devices.KEPT.clear()
+        speed.KEPT.clear()
     assert_alike(found["fp32"], eager)
     assert found["bf16"][1] == eager[1]
     # a handful of images drawn from models of three steps differs more than the models do
@@ -222,7 +222,7 @@ def test_warm_ups_side_by_side_start_from_their_own_weights(tmp_path, monkeypatc
     """Five slots against one: initial weights come from torch's one default generator, which threads must not share."""
     drawn = {}
     for most in (1, 5):
-        monkeypatch.setattr(devices, "MOST_SLOTS", most)
+        monkeypatch.setattr(speed, "MOST_SLOTS", most)
         solver = Adam(lr=1e-30, batch=16, steps=1)
         algorithm = FedDDPM(warmup=solver, local=solver, central=solver, sampler=Ancestral(batch=4, steps=5))
         recipe = toy_recipe(
@@ -254,7 +254,7 @@ def test_a_second_run_records_nothing(tmp_path, monkeypatch):
     found = [m.captures for m in made]
     second = run(other, tmp_path / "second", device="cuda")
     assert [m.captures for m in made] == found, "neither machines nor recordings are new"
-    devices.KEPT.clear()
+    speed.KEPT.clear()
     assert run(other, tmp_path / "alone", device="cuda")["weights_sha256"] == second["weights_sha256"]
 
 

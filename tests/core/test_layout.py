@@ -7,18 +7,12 @@ from diffusers.models.upsampling import Upsample2D
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from effuse.core.conv import AlignedConv2d, AlignedConvTranspose2d, _padded, channels_last, doubled
 from effuse.core.data import Shape
 from effuse.core.dropout import KeyedDropout, seed_of
 from effuse.core.errors import RecipeError
 from effuse.core.fused import aligned
-from effuse.core.layout import (
-    AlignedConv2d,
-    AlignedConvTranspose2d,
-    _padded,
-    channels_last,
-    doubled,
-    for_tensor_cores,
-)
+from effuse.core.layout import for_tensor_cores
 from effuse.core.model import Arch
 from effuse.core.spec import build_text
 from effuse.models.convnext_unet import ConvnextUnet

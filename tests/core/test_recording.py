@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from effuse.core.errors import TrainingError
-from effuse.core.recording import SETTINGS, orderly
+from effuse.core.recording import orderly
+from effuse.core.rng import SETTINGS
 
 BILINEAR = "upsample_bilinear2d_backward does not have a deterministic implementation, but you set it. You can turn it off"
 

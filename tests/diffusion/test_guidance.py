@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from effuse.diffusion.guidance import NULL, guided
+from effuse.diffusion.guidance import guided
+from effuse.diffusion.objective import NULL
 
 
 def test_blend_by_hand() -> None:

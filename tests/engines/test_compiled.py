@@ -11,7 +11,7 @@ import torch
 from toy import ToyUnet, toy_recipe
 
 from effuse.engines.compiled import keep_compiled
-from effuse.engines.device import machines_for
+from effuse.engines.speed import machines_for
 
 # a product alone is a kernel of torch's own: no C++ compiler is needed to compile it
 SCRIPT = """

@@ -13,7 +13,7 @@ from effuse.algorithms.localonly import Begun, LocalOnly
 from effuse.core.eager import Eager
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.recipe import Evaluate
-from effuse.core.recording import SETTINGS
+from effuse.core.rng import SETTINGS
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.check import check

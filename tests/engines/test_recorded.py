@@ -13,7 +13,7 @@ from effuse.core.eager import Eager
 from effuse.core.errors import TrainingError
 from effuse.core.recording import WARM_UP
 from effuse.core.solvers import Adam
-from effuse.engines import device, rounds
+from effuse.engines import rounds, speed
 from effuse.engines.driver import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
@@ -32,7 +32,7 @@ def fast(monkeypatch):
     def machines(recipe, place, size):
         if not chosen["fast"]:
             return [Eager(place)]
-        found = device._captured(recipe, place, compiled=False)
+        found = speed._captured(recipe, place, compiled=False)
         for machine in found[1:]:
             machine.meter = found[0].meter
         return found
@@ -41,9 +41,9 @@ def fast(monkeypatch):
     monkeypatch.setattr(Captured, "recorded", recorded)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(rounds, "machines_for", machines)
-    device.KEPT.clear()
+    speed.KEPT.clear()
     yield lambda on: chosen.update(fast=on)
-    device.KEPT.clear()
+    speed.KEPT.clear()
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path, monkeypa
             recorded.clear()
             ours.append(outcome(each, tmp_path / f"fast-{i}"))
             assert len(recorded) == len({*recorded}), "nothing is recorded twice in a run"
-    assert made == device.KEPT, "all on the same machines"
+    assert made == speed.KEPT, "all on the same machines"
     fast(False)
     for i, (each, found) in enumerate(zip(recipes, ours)):
         assert_alike(found, outcome(each, tmp_path / f"eager-{i}"))
@@ -83,10 +83,10 @@ def test_a_run_that_diverges_leaves_its_machines_to_the_next(fast, made, tmp_pat
     recipe = ragged_recipe(FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1, state="kept")), clients=5)
     with pytest.raises(TrainingError):
         run(recipe.changed(["algorithm.local=sgd(lr=1e30, batch=8, epochs=2)"]), tmp_path / "lost")
-    assert made == device.KEPT
+    assert made == speed.KEPT
     with pytest.raises(TrainingError):
         run(recipe.changed(["algorithm.local.lr=1e30"]), tmp_path / "lost too")
     ours = outcome(recipe, tmp_path / "fast")
-    assert made == device.KEPT and len(made) == 5
+    assert made == speed.KEPT and len(made) == 5
     fast(False)
     assert_alike(ours, outcome(recipe, tmp_path / "eager"))

@@ -19,10 +19,10 @@ from effuse.core.solvers import SGD
 from effuse.core.workbench import SERVER
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines import simulator
-from effuse.engines.device import machines_for
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
 from effuse.engines.slots import AHEAD, in_slots
+from effuse.engines.speed import machines_for
 
 CPU = torch.device("cpu")
 STEADY = ToyUnet(dropout=0.0)  # a network with dropout draws from the one default generator and works alone

@@ -35,6 +35,7 @@ def join(
     flower.require()
     from effuse.engines.flower.serve import join as take_part
     from effuse.engines.flower.site import Consent
+    from effuse.engines.preview import what_leaves
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
     consent = Consent.given(recipe, allow)
@@ -44,7 +45,7 @@ def join(
         print(words, flush=True)
 
     try:
-        take_part(server, client_id, data, keys, place, consent, device, say, dry_run)
+        take_part(server, client_id, data, keys, place, consent, device, say, what_leaves if dry_run else None)
     except KeyboardInterrupt:
         # at once: a job may be at work in its thread, and torch would abort where Python ends around it
         print("effuse: interrupted", file=sys.stderr, flush=True)

@@ -1,7 +1,6 @@
 """How a piece of GPU work becomes a recording that repeats to the bit."""
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +9,12 @@ from typing import TypeVar
 import torch
 
 from effuse.core.errors import TrainingError
-from effuse.core.rng import DEFAULT_GENERATOR
+from effuse.core.rng import DEFAULT_GENERATOR, SETTINGS
 
 T = TypeVar("T")
 # All recordings of a process are made in one thread, backward passes included: cuDNN remembers its choice of algorithms by thread,
 # and two machines that chose differently would give different bits. Whoever may not choose by trial has a thread where nobody did.
 RECORDERS = {trying: ThreadPoolExecutor(1, "recording") for trying in (True, False)}
-# torch's settings are the process's: who changes them, and who must not meet them changed, holds this
-SETTINGS = threading.Lock()
 WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 DEFAULT_GENERATOR = threading.RLock()  # a process has one; clients side by side take turns
+# torch's settings are the process's, too: who changes them, and who must not meet them changed, holds this
+SETTINGS = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)

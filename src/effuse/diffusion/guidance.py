@@ -7,8 +7,7 @@ from torch import Tensor
 
 from effuse.core.errors import ModelError
 from effuse.core.sampler import Predict
-
-NULL = -1  # the label that every conditional network reads as its last embedding: no class
+from effuse.diffusion.objective import NULL
 
 
 def refuse_guidance(w: float, conditional: bool) -> None:

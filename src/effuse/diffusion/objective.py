@@ -9,9 +9,9 @@ from torch import Tensor
 
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Prediction
-from effuse.diffusion.guidance import NULL
 from effuse.diffusion.schedules import Linear, NoiseSchedule, signal_and_noise
 
+NULL = -1  # the label that every conditional network reads as its last embedding: no class
 # diffusers' names for what a network predicts
 PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
 

@@ -9,11 +9,11 @@ from effuse.core.data import Dataset, Shard
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
-from effuse.engines.device import cpu_slots
 from effuse.engines.evaluation import shares_of
 from effuse.engines.refusals import hollow_model, refuse
 from effuse.engines.rehearsal import Rehearsal
 from effuse.engines.rounds import Played, played
+from effuse.engines.speed import cpu_slots
 from effuse.engines.state import bytes_in
 from effuse.metrics.cost import activation_bytes, figures, macs, parameters
 

@@ -9,7 +9,7 @@ from effuse.core.federation import Federation
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spans import span
 from effuse.engines import flower
-from effuse.engines.device import pick_device, pick_speed
+from effuse.engines.device import pick_device
 from effuse.engines.folder import RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
@@ -17,6 +17,7 @@ from effuse.engines.processes import Processes, pick_workers, slots_each
 from effuse.engines.refusals import refuse, refuse_apart
 from effuse.engines.rounds import Run
 from effuse.engines.simulator import InProcess, Simulator, on_disk
+from effuse.engines.speed import pick_speed
 from effuse.engines.stage import Engine, Stage
 from effuse.engines.trial import side_by_side
 

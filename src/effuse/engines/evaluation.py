@@ -19,8 +19,7 @@ from effuse.core.machine import Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.model import Model, Net
 from effuse.core.recipe import Recipe
-from effuse.core.recording import SETTINGS
-from effuse.core.rng import Stream, stream
+from effuse.core.rng import SETTINGS, Stream, stream
 from effuse.core.spec import text
 from effuse.core.workbench import SERVER, Workbench
 from effuse.engines.device import pick_device

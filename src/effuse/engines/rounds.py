@@ -20,11 +20,11 @@ from effuse.core.rng import stream
 from effuse.core.spans import span
 from effuse.core.wire import placed
 from effuse.core.workbench import SERVER
-from effuse.engines.device import keep, machines_for
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.observer import Observer
 from effuse.engines.save import save_model
+from effuse.engines.speed import keep, machines_for
 from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched

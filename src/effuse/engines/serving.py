@@ -18,8 +18,8 @@ from effuse.core.machine import Machine, Meter
 from effuse.core.recipe import Recipe
 from effuse.core.wire import encode, message
 from effuse.core.workbench import Client
-from effuse.engines.device import machines_for
 from effuse.engines.simulator import on_disk
+from effuse.engines.speed import machines_for
 from effuse.engines.state import frame, unframe
 from effuse.engines.worker import Worker
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,9 +11,6 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from effuse.core.attention import linear_attention
-from effuse.core.fused import normed, side_by_side
-from effuse.core.layout import ADAPTS, joined
 from effuse.core.model import Arch
 from effuse.core.spec import spec
 from effuse.core.task import Give
@@ -160,49 +157,6 @@ class Block(nn.Module):
         return self.mix(h) + self.residual(x)
 
 
-class FusedBlock(Block):
-    """The same block, whose biases, times and GELU are left to the normalisations that follow them."""
-
-    place: int  # among those who are told the time
-
-    def forward(self, x: Tensor, embedding: tuple[Tensor, ...] | None = None) -> Tensor:  # type: ignore[override]
-        norm, widen, _, norm_wide, narrow = self.mix
-        shift = self.depthwise.bias if embedding is None else embedding[self.place]
-        h = widen.unbiased(normed(self.depthwise.unbiased(x), norm, shift))
-        shortcut = None if isinstance(self.residual, nn.Identity) else self.residual
-        return joined(narrow, normed(h, norm_wide, widen.bias, before=True), shortcut, x)
-
-
-class FusedUNet(ConvNeXtUNet):
-    """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
-
-    def times(self, embedding: Tensor, give: Give) -> Any:
-        blocks = self.told(give)
-        return side_by_side([b.time for b in blocks], F.gelu(embedding), [b.depthwise.bias for b in blocks])
-
-    def told(self, give: Give = "output") -> list[Any]:
-        """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
-        levels = (*self.downs, self.middle, *(self.ups if give != "features" else ()))
-        return [block for level in levels for block in (level.first, level.second)]
-
-
-def _adapt(net: ConvNeXtUNet, kernels: Collection[str]) -> None:
-    if "norm" in kernels:
-        net.__class__ = FusedUNet
-        for module in net.modules():
-            if type(module) is Block:
-                module.__class__ = FusedBlock
-        for place, block in enumerate(net.told()):
-            block.place = place
-    if "attention" in kernels:
-        for module in net.modules():
-            if type(module) is LinearAttention:
-                module.__class__ = FusedLinearAttention
-
-
-ADAPTS[ConvNeXtUNet] = _adapt
-
-
 class LinearAttention(nn.Module):
     """Shen et al., 2021: softmax over features and over positions apart, so that its cost is linear in the positions."""
 
@@ -217,13 +171,6 @@ class LinearAttention(nn.Module):
         context = k.softmax(dim=-1) @ v.transpose(-1, -2)
         h = context.transpose(-1, -2) @ (q.softmax(dim=-2) * HEAD_WIDTH**-0.5)
         return x + self.out(h.reshape(x.shape[0], INNER, *x.shape[2:]))
-
-
-class FusedLinearAttention(LinearAttention):
-    """The same between its convolutions in one kernel."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.out(linear_attention(self.qkv(self.norm(x)), HEADS)[0])
 
 
 class FullAttention(nn.Module):

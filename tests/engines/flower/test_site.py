@@ -15,10 +15,10 @@ from effuse.core.rng import Stream
 from effuse.core.wire import encode
 from effuse.data.folders import Folder
 from effuse.engines.flower.letters import Hello
-from effuse.engines.flower.preview import what_leaves
 from effuse.engines.flower.serve import Served, address, loopback, served, source
 from effuse.engines.flower.site import Consent, Site, relabelled
 from effuse.engines.folder import RunFolder
+from effuse.engines.preview import what_leaves
 from effuse.models.classify import Classify
 from effuse.models.resnet import Cnn
 from effuse.models.unet import Unet

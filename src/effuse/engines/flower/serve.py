@@ -12,9 +12,9 @@ from effuse.core.spec import build_text
 from effuse.engines.flower.errand import Terms
 from effuse.engines.flower.federation import Flower
 from effuse.engines.flower.keys import ClientKeys, ServerKeys
+from effuse.engines.flower.letters import Hello
 from effuse.engines.flower.link import Link
 from effuse.engines.flower.office import SuperLink
-from effuse.engines.flower.preview import what_leaves
 from effuse.engines.flower.site import Consent, Site
 from effuse.engines.stage import Engine, Stage
 
@@ -57,15 +57,15 @@ def served(how: Served, name: str, clients: int) -> Engine:
 
 def join(
     server: str, client: int, data: str, keys: Path | None, folder: Path, consent: Consent, device: str,
-    say: Callable[[str], None], dry: bool = False,
+    say: Callable[[str], None], preview: Callable[[Site, Hello], list[str]] | None = None,
 ) -> None:  # fmt: skip
-    """Take part as one client until the run is over; or say what would leave the site, and leave."""
+    """Take part as one client until the run is over; or say what a `preview` finds that would leave the site, and leave."""
     address(server)
     own = ClientKeys(keys, client) if keys is not None else None
     site = Site(folder, client, source(data), consent, device, say)
     link = Link(site, server, own)
-    if dry:
-        for line in what_leaves(site, link.peek()):
+    if preview is not None:
+        for line in preview(site, link.peek()):
             say(line)
     else:
         with site.alone():

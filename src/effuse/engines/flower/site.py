@@ -17,9 +17,10 @@ from effuse.core.files import held, write_atomically, writing
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
 from effuse.core.workbench import Client
-from effuse.engines.device import machines_for, pick_device
+from effuse.engines.device import pick_device
 from effuse.engines.flower.letters import Enrolled, Hello
 from effuse.engines.refusals import refuse_model
+from effuse.engines.speed import machines_for
 from effuse.engines.state import Snapshots
 from effuse.engines.worker import Worker
 from effuse.models.classify import Classify

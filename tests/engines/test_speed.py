@@ -7,7 +7,7 @@ import torch
 from toy import ToyUnet, toy_recipe
 
 from effuse.core.data import Shape
-from effuse.engines.device import keep, machines_for, slots
+from effuse.engines.speed import keep, machines_for, slots
 from effuse.models.unet import CifarUnet
 
 

@@ -1,0 +1,81 @@
+"""What becomes of the U-Net's blocks where steps are recorded; it needs diffusers, and is imported where such a network is."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch.nn.functional as F
+from diffusers.models.attention_processor import Attention
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.upsampling import Upsample2D
+from torch import Tensor, nn
+
+from effuse.core.conv import doubled, joined
+from effuse.core.fused import FusedGroupNormSiLU, aligned, normed, plus, side_by_side
+from effuse.core.task import Give
+from effuse.models.unet import network_class
+
+Network: Any = network_class()
+
+
+class FusedNetwork(Network):
+    """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
+
+    def times(self, embedding: Tensor, give: Give) -> Any:
+        blocks = self.told(give)
+        return side_by_side([b.time_emb_proj for b in blocks], F.silu(embedding), [b.conv1.bias for b in blocks])
+
+    def told(self, give: Give = "output") -> list[Any]:
+        """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
+        levels = (*self.down_blocks, self.mid_block, *(self.up_blocks if give != "features" else ()))
+        return [block for level in levels for block in level.resnets]
+
+
+class FusedResnetBlock(ResnetBlock2D):
+    """The same block, whose biases, times, SiLU and dropout are left to its normalisations."""
+
+    place: int  # among those who are told the time
+
+    def forward(self, x: Tensor, temb: tuple[Tensor, ...]) -> Tensor:
+        h = self.conv1.unbiased(normed(x, self.norm1, after=True))
+        h = normed(h, self.norm2, temb[self.place], after=True, drop=self.dropout)
+        return joined(self.conv2, h, self.conv_shortcut, x)
+
+
+class FusedAttention(Attention):
+    """The same attention, whose queries, keys and values are one product; positions lie in rows as they come.
+
+    Heads that pruning has left with 204 features have zeros up to 208, which add nothing to any product.
+    """
+
+    def forward(self, x: Tensor, temb: Any = None) -> Tensor:
+        rows = self.group_norm(x).movedim(1, -1).flatten(1, 2)
+        qkv = side_by_side([self.to_q, self.to_k, self.to_v], rows, parts=self.heads)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv)
+        scale = (self.to_q.out_features // self.heads) ** -0.5
+        h = F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
+        h = F.linear(h, aligned(self.to_out[0].weight, 1, self.heads)).unflatten(1, x.shape[2:]).movedim(-1, 1)
+        return plus(h, self.to_out[0].bias.to(h.dtype), x)  # rounded, as autocast has it
+
+
+class Doubling(Upsample2D):
+    """The same, its positions copied as they lie."""
+
+    def forward(self, x: Tensor, output_size: int | None = None) -> Tensor:
+        return self.conv(doubled(x)) if output_size is None else super().forward(x, output_size)
+
+
+def adapt(net: Any, kernels: Collection[str]) -> None:
+    """Replace what is faster otherwise, given our kernels that run."""
+    for module in net.modules():
+        if type(module) is Upsample2D:
+            module.__class__ = Doubling
+    if "norm" not in kernels:
+        return
+    net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
+    for module in net.modules():
+        if type(module) is Attention and module.group_norm is not None:  # none in the middle where times scale
+            module.__class__ = FusedAttention
+    if net.config.resnet_time_scale_shift == "default":
+        net.__class__ = FusedNetwork
+        for place, block in enumerate(net.told()):
+            block.__class__, block.place = FusedResnetBlock, place
