@@ -6,8 +6,10 @@ import types
 import torch
 from toy import ToyUnet, toy_recipe
 
+from effuse.core.captured import Captured
 from effuse.core.data import Shape
-from effuse.engines.speed import keep, machines_for, slots
+from effuse.core.eager import Eager
+from effuse.engines.speed import keep, machine_for, machines_for, slots
 from effuse.models.unet import CifarUnet
 
 
@@ -42,3 +44,16 @@ def test_dropout_keeps_nobody_from_sharing_a_gpu():
     large = CifarUnet().resolved(Shape(32, 3, 10))
     assert slots(dataclasses.replace(recipe, model=large)) == 2
     assert slots(dataclasses.replace(recipe, model=large, clients=1)) == 1
+
+
+def test_one_model_is_looked_at_on_recorded_evaluations_where_there_is_a_gpu(monkeypatch, tmp_path):
+    """`effuse sample`, `evaluate` and `prune` ask here; nothing is compiled for them, and `speed=eager` stays the reference."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    for folder in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(folder, str(tmp_path))
+    recorded = machine_for(toy_recipe(), torch.device("cuda"))
+    assert isinstance(recorded, Captured) and not recorded.compiled and recorded.arithmetic == "bf16"
+    for recipe, place in ((toy_recipe(speed="eager"), "cuda"), (toy_recipe(), "cpu")):
+        plain = machine_for(recipe, torch.device(place))
+        assert type(plain) is Eager and plain.arithmetic == "fp32"

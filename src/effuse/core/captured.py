@@ -38,6 +38,8 @@ VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 
 class Captured(Eager):
     """A GPU whose steps are CUDA graphs in bf16; weights and optimiser state stay fp32."""
 
+    arithmetic = "bf16"
+
     def __init__(
         self,
         device: torch.device,

@@ -51,6 +51,7 @@ class Machine(ABC):
     device: torch.device
     meter: Meter
     stream: "torch.cuda.Stream | None" = None  # where it works beside other machines of the same GPU
+    arithmetic: str = "fp32"  # of a network's evaluations
     threads: int | None = None  # torch's own for each client at a time, where several machines share a CPU
 
     def initial(self, arch: Arch, stream: Stream) -> Model:

@@ -11,7 +11,6 @@ import torch
 
 from effuse.core.algorithm import Server
 from effuse.core.data import Dataset
-from effuse.core.eager import Eager
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.files import cache_folder, write_atomically
@@ -28,6 +27,7 @@ from effuse.engines.grid import save_grid
 from effuse.engines.refusals import refuse_evaluation, refuse_model
 from effuse.engines.save import load
 from effuse.engines.simulator import Simulator, on_disk
+from effuse.engines.speed import machine_for
 
 
 class Evaluator:
@@ -181,7 +181,7 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     if not recipe.evaluate.metrics:
         raise RecipeError("the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'")
     torch.set_num_threads(recipe.threads)
-    machine, model = Eager(opened.device), opened.model.to(opened.device)
+    machine, model = machine_for(recipe, opened.device), opened.model.to(opened.device)
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.task, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
     if recipe.algorithm.personal:

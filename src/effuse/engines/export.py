@@ -43,6 +43,7 @@ def export(
         "sampler": text(sampler or opened.recipe.sampler),
         "asked": asked,
         "batches": seeds,  # plain diffusers draws each batch again from its torch seed
+        "arithmetic": opened.machine.arithmetic,  # in bf16 it draws them again but for rounding
     }
     return _written(images, form, where, provenance)
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from effuse.core.eager import Eager
 from effuse.core.errors import RunError
 from effuse.core.files import cache_folder
 from effuse.core.model import Model
@@ -18,6 +17,7 @@ from effuse.engines.folder import RunFolder
 from effuse.engines.refusals import refuse_evaluation, refuse_model
 from effuse.engines.rounds import weights_digest
 from effuse.engines.save import load, save_model
+from effuse.engines.speed import machine_for
 from effuse.metrics.cost import figures, layer_macs, macs
 from effuse.pruning.prune import Criterion, prune
 
@@ -40,7 +40,7 @@ def prune_run(
     refuse_evaluation(recipe, train, test)
     less = prune(opened.model, ratio, criterion, Stream((seed, "prune")))
     torch.set_num_threads(recipe.threads)
-    evaluator = Evaluator(recipe, train, test, Workbench(Eager(opened.device), recipe.task, recipe.rounds), cache_folder())
+    evaluator = Evaluator(recipe, train, test, Workbench(machine_for(recipe, opened.device), recipe.task, recipe.rounds), cache_folder())
     with folder.locked():
         save_model(less, recipe, out / "model")
         before = _report(opened.model, evaluator, run / ("model-ema" if ema else "model"), out / "samples" / "before.png")

@@ -1,6 +1,7 @@
 """Saving what a run delivers, and opening it again."""
 
 import dataclasses
+import functools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from effuse.core.workbench import Workbench
 from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
 from effuse.engines.folder import RunFolder
+from effuse.engines.speed import machine_for
 from effuse.engines.state import Snapshots
 from effuse.models.saved import load_model
 
@@ -60,11 +62,15 @@ class Loaded:
         """Draw `n` images; the same seed gives the same images."""
         sampler = self._sampler(sampler, batch)
         torch.set_num_threads(self.recipe.threads)
-        machine = Eager(self.device)
-        machine.meter = self.meter
-        bench = Workbench(machine, self.recipe.task, self.recipe.rounds)
+        self.machine.meter = self.meter
+        bench = Workbench(self.machine, self.recipe.task, self.recipe.rounds)
         wanted = None if labels is None else self._labels([int(label) for label in labels], n)
         return bench.generate(self.model.to(self.device), n, sampler, wanted, stream=sampling_stream(seed))
+
+    @functools.cached_property
+    def machine(self) -> Eager:
+        """Where it draws: on a GPU networks are recorded in bf16, as in a run, unless the recipe says `speed=eager`."""
+        return machine_for(self.recipe, self.device)
 
     def _labels(self, labels: list[int], n: int) -> torch.Tensor:
         if not self.model.arch.conditional:

@@ -45,6 +45,14 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
     return machines
 
 
+def machine_for(recipe: Recipe, device: torch.device) -> Eager:
+    """The machine for looking at one model: on a GPU its evaluations are recorded, and not compiled, which would take a minute."""
+    if device.type != "cuda" or recipe.speed == "eager":
+        return Eager(device)
+    keep_compiled(device)
+    return Captured(device, compiled=False, reproducible=recipe.reproducible)
+
+
 def keep(machines: Sequence[Eager]) -> None:
     """Leave the machines of a run that is over, with their recordings, to the next run of this process."""
     if torch.cuda.is_initialized():
