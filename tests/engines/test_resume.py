@@ -304,12 +304,12 @@ def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_a_version_whose_algorithm_kept_another_state_is_told(tmp_path, monkeypatch):
-    """LocalOnly once kept no more than a model; now it remembers whom it has met."""
-    killed_run(RECIPES["local only"], tmp_path / "run", monkeypatch, "checkpointed", 2)
+    """A SCAFFOLD that kept no more than a model, without the server's variate."""
+    killed_run(RECIPES["scaffold"], tmp_path / "run", monkeypatch, "checkpointed", 2)
     folder = RunFolder(tmp_path / "run")
     saved = folder.load_checkpoint()
     folder.save_checkpoint(dataclasses.replace(saved, server=Server(saved.server.model)))
-    with pytest.raises(RunError, match="holds a Server, and local_only now works on a Begun; finish it with the version"):
+    with pytest.raises(RunError, match="holds a Server, and scaffold now works on a Controlled; finish it with the version"):
         resume(tmp_path / "run")
 
 

@@ -77,7 +77,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
-    owners = recipe.algorithm.owners(done.server, fed.clients)
+    owners = recipe.algorithm.owners(done.server, fed)
     _, n = shares_of(recipe, len(owners))
     model = recipe.algorithm.deliver(done.server)
     with fed.evaluating():

@@ -92,7 +92,7 @@ class Evaluator:
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
     ) -> tuple[dict[str, Any], list[str]]:
         """Metrics of every personal model (mean and spread), of equal shares pooled, and the models' digests."""
-        owners = fed.algorithm.owners(server, fed.clients)
+        owners = fed.algorithm.owners(server, fed)
         share, n = shares_of(self.recipe, len(owners))
         grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
         digests: list[str] = []
@@ -169,7 +169,7 @@ def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> tup
         raise RunError(f"{run} has no checkpoint, so its clients' models are lost; run it again")
     options: dict[str, Any] = {"rounds": recipe.rounds, "seed": recipe.seed, "wire": recipe.wire, "snapshots": on_disk(run)}
     fed = Simulator(recipe.algorithm, recipe.shards(train), machine, **options)
-    fed.snapshots, fed.durable = dict(ended.snapshots), dict(ended.snapshots)
+    fed.restore(ended.snapshots, ended.received)
     return fed, ended.server
 
 
