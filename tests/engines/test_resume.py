@@ -7,9 +7,10 @@ import signal
 
 import pytest
 import torch
-from toy import SYNTHESIS, TEST, ToyStateful, toy_recipe
+from toy import SYNTHESIS, TEST, ToyGuided, ToyStateful, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
 from effuse.algorithms.feddiffuse import UDec
 from effuse.algorithms.fedphd import FedPhD
@@ -17,6 +18,7 @@ from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.scaffold import Scaffold
+from effuse.core.aggregate import Clipped, Median
 from effuse.core.algorithm import Server
 from effuse.core.errors import FederationError, RunError
 from effuse.core.machine import Eager
@@ -50,6 +52,9 @@ RECIPES = {
     ),
     "fedddpm": toy_recipe(algorithm=FedDDPM(**TURNS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
     "localaug": toy_recipe(algorithm=LocalAug(**TURNS, local=ADAM, cohort=2), rounds=2),
+    "sent once": toy_recipe(algorithm=ToyGuided(local=ADAM, cohort=2), rounds=4),
+    "median": toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2, aggregate=Median()), rounds=4),
+    "clipped": toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2, aggregate=Clipped(norm=0.05)), rounds=4),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
 # where the process dies: (recipe, what it was doing, for the how-manieth time)
@@ -71,6 +76,10 @@ DEATHS = [
     ("udec", "fit", 4),  # a client that was met in this very round: it must be sent the whole model again
     ("udec", "renamed", 5),
     ("udec", "checkpoint", 2),
+    ("sent once", "fit", 4),  # one client of the round has answered with a guide: it must be sent that again
+    ("sent once", "checkpointed", 1),
+    ("median", "fit", 4),
+    ("clipped", "checkpoint", 2),
     ("fedphd", "renamed", 2),  # one client has told its histogram and kept it, the others have not
     ("fedphd", "fit", 4),  # the last client before the cut has trained
     ("fedphd", "checkpoint", 3),  # the cut is made, its checkpoint half written

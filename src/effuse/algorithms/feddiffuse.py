@@ -53,11 +53,15 @@ class Full(FedAvg, name="feddiffuse_full"):
     def round(self, server: Server, fed: Federation) -> Server:
         theta, cohort = server.model, fed.sample(self.cohort)
         asked = self.asked(cohort, fed.workbench.stream("asked").numpy())
-        parts = fed.mean(
-            self.train, {k: {"report": asked[k]} for k in cohort}, by=self.aggregate, theta=only(theta, self.shared),
-            once={"theta": theta},  # whatever the method, a client is sent all of theta when they first meet: the paper counts it
-        ).value.parts  # each over its reporters  # fmt: skip
-        return Server(theta.holding(Params({k: t for part in parts.values() for k, t in part.items()})))
+        reports = fed.mean(
+            self.train,
+            {k: {"report": asked[k]} for k in cohort},
+            by=self.aggregate,
+            theta=only(theta, self.shared),
+            once={"theta": theta},  # whatever the method, a client is first sent all of theta: the published traffic counts it
+        )
+        parts = reports.value.parts.values()  # each a mean over its reporters; one that nobody reported stays
+        return Server(theta.holding(Params({name: t for part in parts for name, t in part.items()})))
 
     def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
         """The parts that each client of the cohort reports in this round."""

@@ -73,8 +73,9 @@ class Means:
             if isinstance(value, (int, float)):
                 self._numbers[name].append((value, share))
             elif isinstance(value, dict):
+                means = self._parts[name]
                 for part, params in value.items():
-                    self._parts[name][part].add(params, share)
+                    means[part].add(params, share)
             elif value is not None:
                 self._means[name].add(value, share)
 

@@ -1,11 +1,14 @@
 """What would fail after an hour, refused in the first second: `check`, `run` and `evaluate` ask here before they compute."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from effuse.core.aggregate import Reducer
+from effuse.core.algorithm import FEDERATE
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation
@@ -29,6 +32,7 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
             f"ema: {recipe.algorithm.name} has a model per client; average those by algorithm.local.ema instead"
         )
     try_step(recipe, hollow_model(recipe))
+    refuse_cohort(recipe, train)
     refuse_evaluation(recipe, train, test)
 
 
@@ -44,6 +48,31 @@ def refuse_apart(recipe: Recipe, train: Dataset) -> None:
     fed = Apart(recipe.algorithm, [Shard.whole(train)] * recipe.clients, **options)
     fed.begin(SETUP_T, 0)
     recipe.algorithm.setup(hollow_model(recipe), fed)
+
+
+def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
+    """A cohort's replies that must be held together and do not fit into memory; a first federated round on shapes tells their bytes."""
+    algorithm = recipe.algorithm
+    by = [value for f in dataclasses.fields(algorithm) if isinstance(value := getattr(algorithm, f.name), Reducer)]  # type: ignore[arg-type]
+    if not any(reducer.holds for reducer in by):
+        return
+    fed = Rehearsal(algorithm, [Shard.whole(train)] * recipe.clients, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
+    fed.begin(SETUP_T, 0)
+    server, t, phase = algorithm.setup(hollow_model(recipe), fed), 0, ""
+    while phase != FEDERATE:
+        phase = server.phase
+        fed.begin(t, 0)
+        server, t = algorithm.round(server, fed), t + 1
+    if fed.held > (there := machine_memory()):
+        raise RecipeError(
+            f"algorithm.aggregate: {by[0]} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has {there:,} bytes "
+            "of memory; lower algorithm.cohort, or use mean() or clipped(...)"
+        )
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_model(recipe: Recipe, train: Dataset) -> None:
