@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -71,7 +72,12 @@ class Answering(Federation):
 
     def _dispatch(self, job: Any, orders: dict[int, Any], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
         self.sent = messages
-        return ((k, self.answers[k]() if callable(self.answers[k]) else self.answers[k], None) for k in orders if k in self.answers)
+        return self._given(orders)
+
+    def _given(self, orders: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+        for k in orders:
+            if k in self.answers:
+                yield k, self.answers[k]() if callable(self.answers[k]) else self.answers[k], None
 
 
 def model(w: float, counter: int = 0, running: float = 0.0) -> Model:
@@ -82,8 +88,9 @@ def params(*values: float) -> Params:
     return Params({f"p{i}": torch.tensor(v) for i, v in enumerate(values)})
 
 
-def told(w: float, weight: float = 1.0, *, dc: Params | None = None, parts: Any = None, contrast: Any = None, score: Any = None, **buffers: Any) -> Told:  # fmt: skip
-    return Told(model(w, **buffers), dc, parts or {}, contrast, score, weight)
+def told(w: float, weight: float = 1.0, *, counter: int = 0, running: float = 0.0, **fields: Any) -> Told:
+    others = {"dc": None, "parts": {}, "contrast": None, "score": None} | fields
+    return Told(model(w, counter, running), weight=weight, **others)
 
 
 def reduced(answers: list[Told], **options: Any) -> Reduced:
@@ -99,8 +106,8 @@ def w(found: Any) -> float:
 
 
 def test_a_model_is_weighed_and_a_difference_is_counted():
-    """Weights 3 and 1: the model is (3 x 1 + 5) / 4 = 2, the difference (2 + 4) / 2 = 3. Counters take their maximum, running means
-    are weighed: (3 x 0 + 8) / 4 = 2."""
+    """Weights 3 and 1: the model is (3 x 1 + 5) / 4 = 2, the difference (2 + 4) / 2 = 3. Counters take their maximum, running
+    means are weighed: (3 x 0 + 8) / 4 = 2."""
     found = reduced([told(1.0, 3.0, dc=params(2.0), counter=7), told(5.0, 1.0, dc=params(4.0), counter=4, running=8.0)])
     assert w(found) == 2.0 and found.value.dc["p0"] == 3.0
     assert found.value.model.buffers["n"] == 7 and found.value.model.buffers["mean"] == 2.0
@@ -132,8 +139,8 @@ def test_the_servers_own_weights():
 
 
 def test_groups_and_where_their_means_begin():
-    """Group a goes on from 2, of weight 6, with 10 of weight 2: (6 x 2 + 2 x 10) / 8 = 4. Group b begins: (1 + 3) / 2 = 2. Nobody of
-    group c answers, and what it began with stays."""
+    """Group a goes on from 2, of weight 6, with 10 of weight 2: (6 x 2 + 2 x 10) / 8 = 4. Group b begins: (1 + 3) / 2 = 2. Nobody
+    of group c answers, and what it began with stays."""
     fed = Answering({0: told(10.0, 2.0), 1: told(1.0), 3: told(3.0)})
     start = {"a": begun(2.0, 6.0), "c": begun(5.0, 1.0)}
     found = fed.mean(Telling().train, [0, 1, 2, 3], group={0: "a", 1: "b", 2: "c", 3: "b"}, start=start, model=model(0.0))
@@ -144,8 +151,6 @@ def test_groups_and_where_their_means_begin():
 
 
 def begun(w: float, weight: float) -> Reduced:
-    from types import SimpleNamespace
-
     return Reduced(SimpleNamespace(model=model(w)), weight)
 
 
@@ -197,14 +202,16 @@ def test_the_wire_does_not_see_how_a_field_is_reduced():
 
 def test_the_median_of_five_and_of_four():
     """Of 1 2 3 4 100 it is 3; of 1 2 4 100 the mean of 2 and 4. Weights do not matter; the largest counter is kept."""
-    answers = [told(v, weight, counter=n) for v, weight, n in ((100.0, 50.0, 1), (1.0, 1.0, 9), (3.0, 1.0, 2), (2.0, 1.0, 3), (4.0, 7.0, 0))]
+    five = ((100.0, 50.0, 1), (1.0, 1.0, 9), (3.0, 1.0, 2), (2.0, 1.0, 3), (4.0, 7.0, 0))
+    answers = [told(w, weight, counter=n) for w, weight, n in five]
     found = reduced(answers, by=Median())
     assert w(found) == 3.0 and found.value.model.buffers["n"] == 9 and found.heard == (0, 1, 2, 3, 4)
     assert w(reduced([answers[i] for i in (0, 1, 3, 4)], by=Median())) == 3.0
 
 
 def test_the_median_goes_by_coordinate_and_reaches_parts_and_running_means():
-    answers = [told(0.0, dc=params(a, b), parts={"x": params(b)}, contrast=c, running=a) for a, b, c in ((1.0, 9.0, 2.0), (2.0, 8.0, None), (3.0, 1.0, 4.0))]
+    three = ((1.0, 9.0, 2.0), (2.0, 8.0, None), (3.0, 1.0, 4.0))
+    answers = [told(0.0, dc=params(a, b), parts={"x": params(b)}, contrast=c, running=a) for a, b, c in three]
     found = reduced(answers, by=Median())
     assert [t.item() for t in found.value.dc.tensors] == [2.0, 8.0] and found.value.parts["x"]["p0"] == 8.0
     assert found.value.model.buffers["mean"] == 2.0 and found.value.contrast == 3.0, "a number is averaged, whatever the rule"
@@ -236,10 +243,12 @@ def test_krum():
 
 
 def test_krum_measures_all_fields_together():
-    """Models alone would choose client 1 (0 0.1 0.2); with differences 0 5 0 the nearest of 0 is 2, at 0.04, and 1's are over 25 away."""
-    answers = [told(0.1 * i, dc=params(d)) for i, d in enumerate((0.0, 5.0, 0.0))]
+    """Models 0 0.1 0.2 alone would give client 0, too, by 0.01. With differences of 5 0 0, 1 and 2 are 0.01 apart and 0 over 25
+    from both, so it is client 1."""
+    answers = [told(0.1 * i, dc=params(d)) for i, d in enumerate((5.0, 0.0, 0.0))]
     found = reduced(answers, by=Krum(f=0))
-    assert w(found) == 0.0 and found.value.dc["p0"] == 0.0
+    assert w(found) == pytest.approx(0.1) and found.value.dc["p0"] == 0.0
+    assert w(reduced([told(0.1 * i) for i in range(3)], by=Krum(f=0))) == 0.0
 
 
 def test_krum_needs_two_f_and_three():

@@ -67,7 +67,8 @@ class FedDDPM(Correcting, FedAvg, name="fedddpm"):
     def aggregated(self, server: Server, fed: Federation) -> Model:
         """Eq. 9."""
         S = fed.sample(self.cohort)
-        return fed.mean(self.train, S, by=self.aggregate, model=server.model).value.model
+        w_hat: Model = fed.mean(self.train, S, by=self.aggregate, model=server.model).value.model
+        return w_hat
 
 
 @spec

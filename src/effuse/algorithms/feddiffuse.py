@@ -97,8 +97,8 @@ class USplit(Full, name="feddiffuse_usplit"):
         super().ready(clients)
         if self.aggregate.holds:
             raise RecipeError(
-                f"algorithm.aggregate: {self.aggregate} needs equal parts of all clients, and those of {self.name} report different ones; "
-                "use mean() or clipped(...)"
+                f"algorithm.aggregate: {self.aggregate} needs equal parts of all clients, and those of {self.name} report "
+                "different ones; use mean() or clipped(...)"
             )
 
     def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:

@@ -60,8 +60,8 @@ class MoFedSAM(FedAvg, name="mofedsam"):
         super().ready(clients)
         if self.aggregate != Average():
             raise RecipeError(
-                f"algorithm.aggregate: {self.aggregate}, but {self.name} divides each update by its client's own steps and takes means; "
-                "leave it out"
+                f"algorithm.aggregate: {self.aggregate}, but {self.name} divides each update by its client's own steps, and takes "
+                "means; leave it out"
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:

@@ -105,10 +105,9 @@ class Together:
         self.weight += weight
         for first, reply in list(self.replies.items())[:1]:
             if _layout(reply) != _layout(values):
-                raise FederationError(
-                    f"clients {first} and {client} report different parts, and {self.by} needs equal ones; use mean() or clipped(...)"
-                )
-        self.device = next((item.tensors[0].device for item in each_params(values) if item), None)
+                apart = f"clients {first} and {client} report different parts"
+                raise FederationError(f"{apart}, and {self.by} needs equal ones; use mean() or clipped(...)")
+        self.device = next((tensor.device for tensor in tensors_of(values).values()), torch.device("cpu"))
         self.nbytes += sum(item.nbytes for item in each_params(values))
         self.replies[client] = {name: _in_cpu_memory(value) for name, value in values.items()}
 
@@ -129,14 +128,14 @@ def _layout(value: Any) -> Any:
     return {key: _layout(item) for key, item in value.items()} if isinstance(value, Mapping) else None
 
 
-def _floats(value: Any, place: str = "") -> dict[str, Tensor]:
-    """Every tensor of floats in a reply, by its place."""
+def tensors_of(value: Any, place: str = "") -> dict[str, Tensor]:
+    """Every tensor of a reply by its place."""
     if isinstance(value, Tensor):
-        return {place: value} if value.is_floating_point() else {}
+        return {place: value}
     if isinstance(value, Model):
         value = {"params": value.params, "buffers": value.buffers}
     items = value.items() if isinstance(value, Mapping) else ()
-    return {k: t for key, item in items for k, t in _floats(item, f"{place}/{key}").items()}
+    return {k: t for key, item in items for k, t in tensors_of(item, f"{place}/{key}").items()}
 
 
 def _in_cpu_memory(value: Any) -> Any:
@@ -147,7 +146,7 @@ def _in_cpu_memory(value: Any) -> Any:
     return {key: _in_cpu_memory(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _stacked(values: list[Any], rule: Rule, device: torch.device | None) -> Any:
+def _stacked(values: list[Any], rule: Rule, device: torch.device) -> Any:
     """One value of many alike: floats by the rule, integers (counters) by their maximum, single numbers by their mean."""
     first = values[0]
     if isinstance(first, Model):
@@ -237,7 +236,7 @@ class Holding(Reducer, ABC):
 
     def begin(self, fields: Fields, start: Reduced | None) -> Means | Together:
         if start is not None:
-            raise FederationError(f"{self} looks at all replies at once and cannot go on from a mean; use mean() or clipped(...)")
+            raise FederationError(f"{self} sees all replies at once and cannot go on from a mean; use mean() or clipped(...)")
         return Together(self, fields)
 
     @abstractmethod
@@ -273,19 +272,20 @@ class Trimmed(Holding):
 
 @spec
 class Krum(Holding):
-    """The one reply that lies closest to its n - f - 2 nearest others (Blanchard et al., 2017); of equals, the lowest client's."""
+    """The one reply that is closest to its n - f - 2 nearest others (Blanchard et al., 2017); of equals, the lowest client's."""
 
     f: NonNegativeInt  # clients that may send anything
 
     def lacks(self, replies: int) -> str | None:
         least = 2 * self.f + 3
-        return None if replies >= least else f"{self} needs 2 f + 3 = {least} replies, not {replies}; lower f, or ask more clients"
+        enough = replies >= least
+        return None if enough else f"{self} needs 2 f + 3 = {least} replies, not {replies}; lower f, or ask more clients"
 
     def rule(self, replies: Mapping[int, Mapping[str, Any]]) -> Rule:
         if (why := self.lacks(len(replies))) is not None:
             raise FederationError(why)
         numbers = list(replies)
-        each = [_floats(reply) for reply in replies.values()]
+        each = [{k: t for k, t in tensors_of(reply).items() if t.is_floating_point()} for reply in replies.values()]
         if any(t.is_meta for t in each[0].values()):  # a rehearsal, in which all replies are alike
             return lambda column: column[0]
         far = torch.zeros(len(each), len(each), dtype=torch.float64)

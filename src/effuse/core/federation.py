@@ -17,6 +17,8 @@ from effuse.core.workbench import SERVER, Workbench
 T = TypeVar("T")
 G = TypeVar("G")
 Message = Mapping[str, Any]  # arguments of a job by their names
+Cohort = Sequence[int] | Mapping[int, Message]
+Once = Message | Mapping[int, Message] | None
 EVALUATION_T = -2  # evaluation is keyed by purpose, not by round: its cadence cannot change training
 SETUP_T = -1
 
@@ -118,73 +120,41 @@ class Federation(ABC):
         return sorted(self.present[i] for i in chosen)
 
     def ask(
-        self,
-        job: Callable[..., Any],
-        clients: Sequence[int],
-        *,
-        once: Message | Mapping[int, Message] | None = None,
-        **arguments: Any,
+        self, job: Callable[..., Any], clients: Sequence[int], *, once: Once = None, **arguments: Any
     ) -> Iterator[tuple[int, Any]]:
         """Send one message to several clients; answers come lazily, in cohort order, and a silent client's not at all.
 
-        `once` holds arguments that replace, or add to, these until a client's reply to a message with them has been accepted: the same
-        for everyone, or {client: arguments}.
+        `once` holds arguments that replace these, or are added, until a client's reply to a message with them is accepted: the
+        same for all, or {client: arguments}.
         """
         return self._asked(job, self._one_each(job, clients), once, arguments)[1]
 
     def ask_each(
-        self,
-        job: Callable[..., Any],
-        messages: Mapping[int, Message],
-        *,
-        once: Message | Mapping[int, Message] | None = None,
-        **arguments: Any,
+        self, job: Callable[..., Any], messages: Mapping[int, Message], *, once: Once = None, **arguments: Any
     ) -> Iterator[tuple[int, Any]]:
         """Send each client a message of its own, with the arguments that all get."""
         return self._asked(job, messages, once, arguments)[1]
 
     @overload
-    def mean(
-        self,
-        job: Callable[..., Any],
-        to: Sequence[int] | Mapping[int, Message],
-        *,
-        by: Reducer = ...,
-        weight: Mapping[int, float] | None = ...,
-        group: None = None,
-        start: Reduced | None = ...,
-        once: Message | Mapping[int, Message] | None = ...,
-        **arguments: Any,
-    ) -> Reduced: ...
+    def mean(self, job: Callable[..., Any], to: Cohort, *, group: None = None, **rest: Any) -> Reduced: ...
     @overload
+    def mean(self, job: Callable[..., Any], to: Cohort, *, group: Mapping[int, G], **rest: Any) -> dict[G, Reduced]: ...
     def mean(
         self,
         job: Callable[..., Any],
-        to: Sequence[int] | Mapping[int, Message],
-        *,
-        by: Reducer = ...,
-        weight: Mapping[int, float] | None = ...,
-        group: Mapping[int, G],
-        start: Mapping[G, Reduced] | None = ...,
-        once: Message | Mapping[int, Message] | None = ...,
-        **arguments: Any,
-    ) -> dict[G, Reduced]: ...
-    def mean(
-        self,
-        job: Callable[..., Any],
-        to: Sequence[int] | Mapping[int, Message],
+        to: Cohort,
         *,
         by: Reducer = Average(),
         weight: Mapping[int, float] | None = None,
         group: Mapping[int, Any] | None = None,
         start: Any = None,
-        once: Message | Mapping[int, Message] | None = None,
+        once: Once = None,
         **arguments: Any,
     ) -> Any:
         """Ask a cohort, or each client by a message of its own, and reduce the declared fields of the replies as they come.
 
-        `weight` is the server's own rule in place of the replies' weights; a client of weight nought is heard and not added. `group`
-        gives one result for each group of clients. `start` is what means go on from.
+        `weight` is the server's own rule in place of the replies' weights; a client of weight nought is heard and not added.
+        `group` gives a result for each group of clients. `start` is the result, or one for each group, that means go on from.
         """
         messages = to if isinstance(to, Mapping) else self._one_each(job, to)
         fields, where = reduced_fields(job_of(self.algorithm, job.__name__).returns), f"round {self.t}, job '{job.__name__}'"
@@ -227,11 +197,7 @@ class Federation(ABC):
         return dict.fromkeys(clients, {})
 
     def _asked(
-        self,
-        job: Callable[..., Any],
-        messages: Mapping[int, Message],
-        once: Message | Mapping[int, Message] | None,
-        arguments: dict[str, Any],
+        self, job: Callable[..., Any], messages: Mapping[int, Message], once: Once, arguments: dict[str, Any]
     ) -> tuple[dict[int, Any], Iterator[tuple[int, Any]]]:
         """The messages as they are sent, and the answers."""
         what = job_of(self.algorithm, job.__name__)
@@ -343,7 +309,7 @@ def _told(where: str) -> Iterator[None]:
         raise FederationError(f"{where}: {error}") from None
 
 
-def _of(once: Message | Mapping[int, Message] | None, client: int) -> Message:
+def _of(once: Once, client: int) -> Message:
     """What a client is sent once: the same as all, or what is listed for it."""
     if once and all(isinstance(key, int) for key in once):
         return once.get(client, {})  # type: ignore[call-overload]

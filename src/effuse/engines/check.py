@@ -88,8 +88,8 @@ def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str, int]:
-    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data; and the replies
-    of a cohort that are held together.
+    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data; and what is
+    held of a cohort's replies.
     """
     batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
     together = cpu_slots(recipe)

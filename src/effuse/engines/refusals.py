@@ -51,10 +51,11 @@ def refuse_apart(recipe: Recipe, train: Dataset) -> None:
 
 
 def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
-    """A cohort's replies that must be held together and do not fit into memory; a first federated round on shapes tells their bytes."""
+    """A cohort's replies that are held together and exceed the memory; a first federated round on shapes tells their bytes."""
     algorithm = recipe.algorithm
-    by = [value for f in dataclasses.fields(algorithm) if isinstance(value := getattr(algorithm, f.name), Reducer)]  # type: ignore[arg-type]
-    if not any(reducer.holds for reducer in by):
+    keys = [getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
+    by = next((key for key in keys if isinstance(key, Reducer) and key.holds), None)
+    if by is None:
         return
     fed = Rehearsal(algorithm, [Shard.whole(train)] * recipe.clients, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
     fed.begin(SETUP_T, 0)
@@ -65,8 +66,8 @@ def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
         server, t = algorithm.round(server, fed), t + 1
     if fed.held > (there := machine_memory()):
         raise RecipeError(
-            f"algorithm.aggregate: {by[0]} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has {there:,} bytes "
-            "of memory; lower algorithm.cohort, or use mean() or clipped(...)"
+            f"algorithm.aggregate: {by} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has {there:,} "
+            "bytes of memory; lower algorithm.cohort, or use mean() or clipped(...)"
         )
 
 
