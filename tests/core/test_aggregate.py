@@ -363,6 +363,8 @@ def test_the_key_is_written_only_where_it_was_chosen():
     assert "aggregate" not in text(FedAvg(local=ADAM), full=False)
     chosen = FedAvg(local=ADAM, aggregate=Krum(f=2))
     assert "aggregate=krum(f=2)" in text(chosen) and build(parse(text(chosen)), Algorithm, "") == chosen
+    with pytest.raises(RecipeError, match="no reducer 'reducer'; valid: clipped, krum, mean, median, trimmed"):
+        build(parse("reducer()"), Reducer, "aggregate")
     for source in ("mean()", "median()", "trimmed(share=0.1)", "krum(f=1)", "clipped(norm=2.0)"):
         assert isinstance(build(parse(source), Reducer, ""), Reducer)
 

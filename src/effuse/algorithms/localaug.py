@@ -35,8 +35,9 @@ class LocalAug(Synthesising, FedAvg, name="localaug"):
             return self.prepare(server, fed, then=SHARING)
         if server.phase == SHARING:
             return self.shared(server, fed)
-        S, A = fed.sample(self.cohort), self.split(server, fed)  # a share whose receipt was lost goes with the model
-        w = fed.mean(self.train, S, by=self.aggregate, model=server.model, share=None, once=A).value.model
+        S = fed.sample(self.cohort)
+        late = None if fed.has("share").issuperset(S) else self.split(server, fed)  # it goes with the model
+        w = fed.mean(self.train, S, by=self.aggregate, model=server.model, share=None, once=late).value.model
         return dataclasses.replace(server, model=w)
 
     def shared(self, server: Gathering, fed: Federation) -> Server:

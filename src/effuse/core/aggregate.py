@@ -173,9 +173,9 @@ class Reducer(Spec, ABC):
         """Why so few replies are not enough, in a sentence."""
         return None
 
+    @abstractmethod
     def begin(self, fields: Fields, start: Reduced | None) -> Means | Together:
         """A reduction to which replies are added one by one."""
-        return Means(fields, start)
 
     def prepared(self, values: dict[str, Any], message: Any, wire: str) -> dict[str, Any]:
         """What is added for a reply, given the message that it answers and how that travelled."""
@@ -186,9 +186,12 @@ class Reducer(Spec, ABC):
 class Average(Reducer, name="mean"):
     """The weighted mean."""
 
+    def begin(self, fields: Fields, start: Reduced | None) -> Means | Together:
+        return Means(fields, start)
+
 
 @spec
-class Clipped(Reducer):
+class Clipped(Average):
     """The weighted mean of replies whose difference to what was sent has been scaled down to `norm` at most.
 
     The length is that of all reduced fields together. Models, and parts of one, differ from the model that the client was sent;
