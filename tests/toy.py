@@ -1,5 +1,7 @@
 """A whole federation small enough to run in milliseconds, with algorithms that try what real ones might."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
@@ -14,11 +16,12 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.moon import Moon
 from effuse.algorithms.scaffold import Scaffold
+from effuse.core.aggregate import Clipped, Krum, Median, Trimmed, by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
 from effuse.core.model import Arch, Model, Net
-from effuse.core.params import Mean, Params, mean
+from effuse.core.params import Params
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.spec import spec
@@ -127,7 +130,7 @@ class ToyAsksTwice(Algorithm):
         sizes = {k: answer.weight for k, answer in fed.ask(self.count, cohort)}
         scale = float(fed.workbench.stream("scale").numpy().uniform(0.5, 1.5))
         messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in sizes}  # those who answered
-        return Server(mean((u.model, u.weight) for _, u in fed.ask_each(self.train, messages)))
+        return Server(fed.mean(self.train, messages).value.model)
 
     @on_client
     def count(self, client: Client) -> Size:
@@ -168,8 +171,8 @@ class Both(Server):
 
 @message(name="toy.pair")
 class Pair:
-    model: Model
-    scores: Model
+    model: Annotated[Model, by_weight]
+    scores: Annotated[Model, by_weight]
     weight: float
     loss: float
 
@@ -195,11 +198,8 @@ class ToyTwoTasks(Algorithm):
         return Both(model, scores=fed.workbench.initial(ToyScores().resolved(model.arch.shape)))
 
     def round(self, server: Both, fed: Federation) -> Server:
-        model, scores = Mean[Model](), Mean[Model]()
-        for _, u in fed.ask(self.train, fed.clients, model=server.model, scores=server.scores):
-            model.add(u.model, u.weight)
-            scores.add(u.scores, u.weight)
-        return Both(model.value, scores=scores.value)
+        u = fed.mean(self.train, fed.clients, model=server.model, scores=server.scores)
+        return Both(u.value.model, scores=u.value.scores)
 
     @on_client
     def train(self, client: Client, model: Model, scores: Model) -> Pair:
@@ -227,7 +227,7 @@ class ToyAveraging(Algorithm):
     local: Solver
 
     def round(self, server: Server, fed: Federation) -> Server:
-        return Server(mean((u.model, u.weight) for _, u in fed.ask(self.train, fed.clients, model=server.model)))
+        return Server(fed.mean(self.train, fed.clients, model=server.model).value.model)
 
     @on_client
     def train(self, client: Client, model: Model) -> Update:
@@ -236,6 +236,46 @@ class ToyAveraging(Algorithm):
         client.state["average"] = fit.average
         steep = client.gradient(net, client.data, batch=self.local.batch)
         return Update(model.holding(client.unload(net).params - 1e-3 * steep), float(client.size), fit.loss)
+
+
+@message
+class Pulled(Server):
+    """The global model, and the mean of what clients know of the guide."""
+
+    known: Params
+
+
+@message
+class Towards(Update):
+    known: Annotated[Params, by_weight]
+
+
+def pulled(grads, params, given):
+    """The gradient of f(y) + |y - guide|^2 / 2."""
+    return {k: g + params[k] - given["guide"][k] for k, g in grads.items()}
+
+
+@spec
+class ToyGuided(FedAvg):
+    """Clients are drawn to a guide that each is sent once; it is another one in every round."""
+
+    def setup(self, model: Model, fed: Federation) -> Server:
+        return Pulled(model, known=model.params.zeros())
+
+    def round(self, server: Pulled, fed: Federation) -> Server:
+        guide = server.model.params * (1 + fed.federated)
+        u = fed.mean(self.train, fed.sample(self.cohort), model=server.model, guide=None, once={"guide": guide})
+        assert set(u.heard) <= fed.has("guide")
+        return Pulled(u.value.model, u.value.known)
+
+    @on_client
+    def train(self, client: Client, model: Model, guide: Params | None) -> Towards:
+        if guide is not None:
+            assert "guide" not in client.state, "it is sent until it is received, and not again"
+            client.state["guide"] = guide
+        net = client.load(model)
+        fit = client.fit(net, self.local, client.data, direction=pulled, given={"guide": client.state["guide"]})
+        return Towards(client.unload(net), self.weight(client), fit.loss, client.state["guide"])
 
 
 @spec
@@ -329,6 +369,12 @@ ALGORITHMS = {
     "fedddpm+": FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=TEST),
     "aux only": AuxOnly(**SYNTHESIS, central=ADAM),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
+    "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
+    "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.34)),
+    "scaffold, clipped": Scaffold(local=ADAM, cohort=2, aggregate=Clipped(norm=0.05)),
+    "feddiffuse, udec, median, part of the clients": UDec(local=ADAM, cohort=2, aggregate=Median()),
+    "feddiffuse, ulatdec, clipped": ULatDec(local=ADAM, aggregate=Clipped(norm=0.05)),
+    "sent once": ToyGuided(local=ADAM, cohort=2),
     "client state": ToyStateful(local=ADAM, cohort=2),
     "asks twice": ToyAsksTwice(local=ADAM, cohort=2),
     "two tasks in one job": ToyTwoTasks(local=Adam(lr=1e-2, batch=8, steps=3, state="kept")),

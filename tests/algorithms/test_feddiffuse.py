@@ -247,7 +247,7 @@ def test_first_contact_is_counted_when_a_client_first_joins(name, down, tmp_path
         assert moved["down"] == (down if client in met else 4 * 97)
         met.add(client)
     assert len(met) > 1, "the seed must let several clients join"
-    assert RunFolder(tmp_path).load_checkpoint().server.met == tuple(sorted(map(int, met)))
+    assert RunFolder(tmp_path).load_checkpoint().received == {"theta": tuple(sorted(map(int, met)))}
 
 
 def test_a_client_that_never_joined_has_no_model_of_its_own(tmp_path):

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
 from toy import ADAM, ToyUnet, toy_recipe
 
 from effuse.algorithms.feddiffuse import UDec, ULatDec
-from effuse.algorithms.localonly import Begun, LocalOnly
+from effuse.algorithms.localonly import LocalOnly
 from effuse.core.eager import Eager
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.recipe import Evaluate
@@ -105,7 +106,7 @@ def test_who_never_trained_is_not_looked_at(tmp_path):
         evaluate = Evaluate(grid=2, metrics=(ToyBrightness(n=6),))
         recipe = toy_recipe(algorithm=algorithm, rounds=1, evaluate=evaluate, sampler=Ancestral(batch=6))
         result = run(recipe, path)
-        [k] = RunFolder(path).load_checkpoint().server.met
+        [k] = RunFolder(path).load_checkpoint().received["theta"]
         assert [p.name for p in (path / "samples").iterdir()] == [f"round-00001-client-{k}.png"]
         found = result["metrics"]
         assert found["bright_pooled"]["protocol"] == {"generated": 6, "clients": 1}
@@ -120,7 +121,8 @@ def test_who_never_trained_is_not_looked_at(tmp_path):
 def test_a_lone_site_whose_answers_are_lost_is_not_looked_at():
     """Three sites, of which two have answered."""
     algorithm = LocalOnly(local=ADAM)
-    assert [*algorithm.owners(Begun(None, met=(0, 2)), range(3))] == [0, 2]
+    fed = SimpleNamespace(has={"model": {0, 2}}.__getitem__)
+    assert algorithm.owners(None, fed) == [0, 2]
     recipe = toy_recipe(algorithm=algorithm, evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),)))
     assert shares_of(recipe, 2) == (3, 6) and shares_of(recipe, 0) == (6, 6), "of nobody, nobody draws them"
     assert shares_of(recipe, 4) == (2, 6), "four ones would be too few"

@@ -7,9 +7,10 @@ import signal
 
 import pytest
 import torch
-from toy import SYNTHESIS, TEST, ToyAveraging, ToyStateful, ToyTwoTasks, toy_recipe
+from toy import SYNTHESIS, TEST, ToyAveraging, ToyGuided, ToyStateful, ToyTwoTasks, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
 from effuse.algorithms.feddiffuse import UDec
 from effuse.algorithms.fedphd import FedPhD
@@ -17,6 +18,7 @@ from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.scaffold import Scaffold
+from effuse.core.aggregate import Clipped, Median
 from effuse.core.algorithm import Server
 from effuse.core.eager import Eager
 from effuse.core.errors import FederationError, RunError
@@ -52,6 +54,9 @@ RECIPES = {
     "localaug": toy_recipe(algorithm=LocalAug(**TURNS, local=ADAM, cohort=2), rounds=2),
     "two tasks": toy_recipe(algorithm=ToyTwoTasks(local=ADAM, pull=0.5), rounds=3),
     "averaging": toy_recipe(algorithm=ToyAveraging(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5)), rounds=3),
+    "sent once": toy_recipe(algorithm=ToyGuided(local=ADAM, cohort=2), rounds=4),
+    "median": toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2, aggregate=Median()), rounds=4),
+    "clipped": toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2, aggregate=Clipped(norm=0.05)), rounds=4),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
 # where the process dies: (recipe, what it was doing, for the how-manieth time)
@@ -73,6 +78,10 @@ DEATHS = [
     ("udec", "fit", 4),  # a client that was met in this very round: it must be sent the whole model again
     ("udec", "renamed", 5),
     ("udec", "checkpoint", 2),
+    ("sent once", "fit", 4),  # one client of the round has answered with a guide: it must be sent that again
+    ("sent once", "checkpointed", 1),
+    ("median", "fit", 4),
+    ("clipped", "checkpoint", 2),
     ("fedphd", "renamed", 2),  # one client has told its histogram and kept it, the others have not
     ("fedphd", "fit", 4),  # the last client before the cut has trained
     ("fedphd", "checkpoint", 3),  # the cut is made, its checkpoint half written
@@ -310,12 +319,12 @@ def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_a_version_whose_algorithm_kept_another_state_is_told(tmp_path, monkeypatch):
-    """LocalOnly once kept no more than a model; now it remembers whom it has met."""
-    killed_run(RECIPES["local only"], tmp_path / "run", monkeypatch, "checkpointed", 2)
+    """A SCAFFOLD that kept no more than a model, without the server's variate."""
+    killed_run(RECIPES["scaffold"], tmp_path / "run", monkeypatch, "checkpointed", 2)
     folder = RunFolder(tmp_path / "run")
     saved = folder.load_checkpoint()
     folder.save_checkpoint(dataclasses.replace(saved, server=Server(saved.server.model)))
-    with pytest.raises(RunError, match="holds a Server, and local_only now works on a Begun; finish it with the version"):
+    with pytest.raises(RunError, match="holds a Server, and scaffold now works on a Controlled; finish it with the version"):
         resume(tmp_path / "run")
 
 

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from effuse.core.aggregate import Average, Reducer, by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.errors import RecipeError
-from effuse.core.federation import Federation
+from effuse.core.federation import Federation, cohort_size
 from effuse.core.model import Model
-from effuse.core.params import mean
 from effuse.core.solvers import Solver
 from effuse.core.spec import spec
 from effuse.core.wire import message
@@ -19,7 +19,7 @@ from effuse.core.workbench import Client
 class Update:
     """A client's model after local training."""
 
-    model: Model
+    model: Annotated[Model, by_weight]
     weight: float
     loss: float
 
@@ -31,6 +31,7 @@ class FedAvg(Algorithm, name="fedavg"):
     local: Solver
     cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None  # clients a round: a count, a fraction, or all
     weights: Literal["size", "uniform"] = "size"
+    aggregate: Reducer = Average()
 
     def __post_init__(self) -> None:
         if self.local.ema is not None:
@@ -41,10 +42,12 @@ class FedAvg(Algorithm, name="fedavg"):
             raise RecipeError(
                 f"algorithm.cohort: {self.cohort} clients a round, but there are {clients}; lower it or raise clients"
             )
+        if (why := self.aggregate.lacks(cohort_size(self.cohort, clients))) is not None:
+            raise RecipeError(f"algorithm.aggregate: {why}")
 
     def round(self, server: Server, fed: Federation) -> Server:
-        updates = fed.ask(self.train, fed.sample(self.cohort), model=server.model)
-        return Server(mean((u.model, u.weight) for _, u in updates))
+        S = fed.sample(self.cohort)
+        return Server(fed.mean(self.train, S, by=self.aggregate, model=server.model).value.model)
 
     @on_client
     def train(self, client: Client, model: Model) -> Update:

@@ -13,7 +13,6 @@ from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.metric import Images, Subject
 from effuse.core.model import Model
-from effuse.core.params import mean
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Constant, Solver
@@ -67,7 +66,9 @@ class FedDDPM(Correcting, FedAvg, name="fedddpm"):
 
     def aggregated(self, server: Server, fed: Federation) -> Model:
         """Eq. 9."""
-        return mean((u.model, u.weight) for _, u in fed.ask(self.train, fed.sample(self.cohort), model=server.model))
+        S = fed.sample(self.cohort)
+        w_hat: Model = fed.mean(self.train, S, by=self.aggregate, model=server.model).value.model
+        return w_hat
 
 
 @spec

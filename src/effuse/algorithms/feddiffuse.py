@@ -1,19 +1,18 @@
 """FedDiffuse: de Goede et al., 2024, "Training Diffusion Models with Federated Learning": FULL, USPLIT, ULATDEC, UDEC."""
 
 import dataclasses
-import functools
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.core.aggregate import by_weight
 from effuse.core.algorithm import Server, on_client
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
 from effuse.core.model import Model
-from effuse.core.params import Mean, Params
+from effuse.core.params import Params
 from effuse.core.spec import spec
 from effuse.core.wire import message
 from effuse.core.workbench import Client
@@ -21,18 +20,11 @@ from effuse.core.workbench import Client
 PARTS = ("encoder", "bottleneck", "decoder")
 
 
-@message(name="feddiffuse.server")
-class Acquainted(Server):
-    """The global model, and the clients that have been sent the whole of it once."""
-
-    met: tuple[int, ...] = ()
-
-
 @message(name="feddiffuse.update")
 class Report:
     """The parts that a client was asked for, after local training."""
 
-    parts: dict[str, Params]
+    parts: Annotated[dict[str, Params], by_weight]
     weight: float
     loss: float
 
@@ -56,25 +48,20 @@ class Full(FedAvg, name="feddiffuse_full"):
             raise RecipeError(
                 f"model: {model.arch.name} keeps values it does not train, which belong to no part; use a U-Net"
             )
-        return Acquainted(model)
+        return Server(model)
 
-    def round(self, server: Acquainted, fed: Federation) -> Server:
-        theta, cohort, met = server.model, fed.sample(self.cohort), set(server.met)
+    def round(self, server: Server, fed: Federation) -> Server:
+        theta, cohort = server.model, fed.sample(self.cohort)
         asked = self.asked(cohort, fed.workbench.stream("asked").numpy())
-
-        @functools.cache  # clients who are told the same share one message, which is then encoded once
-        def told(met: bool, report: tuple[str, ...]) -> dict[str, Any]:
-            # whatever the method, a client is sent all of theta when they first meet: the published traffic counts it
-            return {"theta": only(theta, self.shared) if met else theta, "report": report}
-
-        means: dict[str, Mean[Params]] = defaultdict(Mean)  # over a part's reporters, by their data
-        for k, report in fed.ask_each(self.train, {k: told(k in met, asked[k]) for k in cohort}):
-            met.add(k)  # and not the cohort: a client whose answer is lost has kept nothing
-            for part in report.parts:
-                means[part].add(report.parts[part], report.weight)
-            del report  # or it would live on while the next one is made
-        parts = {k: t for mean in means.values() for k, t in mean.value.items()}
-        return Acquainted(theta.holding(Params(parts)), met=tuple(sorted(met)))  # a part that nobody reported stays
+        reports = fed.mean(
+            self.train,
+            {k: {"report": asked[k]} for k in cohort},
+            by=self.aggregate,
+            theta=only(theta, self.shared),
+            once={"theta": theta},  # whatever the method, a client is first sent all of theta: the published traffic counts it
+        )
+        parts = reports.value.parts.values()  # each a mean over its reporters; one that nobody reported stays
+        return Server(theta.holding(Params({name: t for part in parts for name, t in part.items()})))
 
     def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
         """The parts that each client of the cohort reports in this round."""
@@ -94,8 +81,8 @@ class Full(FedAvg, name="feddiffuse_full"):
         client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
         return Report({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
 
-    def owners(self, server: Acquainted, clients: Sequence[int]) -> Sequence[int]:
-        return [k for k in clients if k in server.met]
+    def owners(self, server: Server, fed: Federation) -> Sequence[int]:
+        return sorted(fed.has("theta"))
 
     def own(self, client: Client, model: Model) -> Model:
         kept = {k: t for part in PARTS if part in client.state for k, t in client.state[part].items()}
@@ -105,6 +92,14 @@ class Full(FedAvg, name="feddiffuse_full"):
 @spec
 class USplit(Full, name="feddiffuse_usplit"):
     """USPLIT: all of theta travels down, and of every two clients one reports the encoder, the other the decoder."""
+
+    def ready(self, clients: int) -> None:
+        super().ready(clients)
+        if self.aggregate.holds:
+            raise RecipeError(
+                f"algorithm.aggregate: {self.aggregate} needs equal parts of all clients, and those of {self.name} report "
+                "different ones; use mean() or clipped(...)"
+            )
 
     def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
         if len(cohort) == 1:

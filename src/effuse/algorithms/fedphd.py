@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -9,12 +10,13 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from effuse.core.aggregate import Reduced, by_weight
 from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
 from effuse.core.ledger import CLIENT_EDGE
 from effuse.core.model import Model
-from effuse.core.params import Mean, mean
+from effuse.core.params import mean
 from effuse.core.solvers import Solver
 from effuse.core.spec import spec
 from effuse.core.task import Given
@@ -87,7 +89,7 @@ class Choice:
 class Trained:
     """A client's model after local training; its weight follows from what it told at enrolment."""
 
-    theta: Model
+    theta: Annotated[Model, by_weight]
     loss: float
 
 
@@ -209,22 +211,17 @@ class FedPhD(Algorithm, name="fedphd"):
         """Local training at the edges' models; what comes back waits, in a weighted mean, for the edge to aggregate."""
         sparse = not server.pruned
         orders = {e: {"theta": edges[e].theta, "sparse": sparse} for e in set(at.values())}
-        means = {e: Mean(edges[e].waiting, edges[e].weight) for e in orders}
         w = {n: self._weight(server.told[n], self._scale(server)) for n in at}
-        heard: list[int] = []
-        for n, trained in fed.ask_each(self.train, {n: orders[e] for n, e in at.items()}):
-            heard.append(n)
-            alike = not any(w[m] for m in at if at[m] == at[n])  # ReLU left nobody at this edge
-            if alike or w[n]:
-                means[at[n]].add(trained.theta, 1.0 if alike else w[n])
-            del trained  # or it would live on while the next one is made
-        for e, average in means.items():
-            if not average.total:  # nobody who went there answered
+        weighed = {at[n] for n in at if w[n]}
+        w = {n: w[n] if at[n] in weighed else 1.0 for n in at}  # ReLU left nobody at this edge
+        waiting = {e: Reduced(SimpleNamespace(theta=edges[e].waiting), edges[e].weight) for e in orders if edges[e].weight}
+        trained = fed.mean(self.train, {n: orders[e] for n, e in at.items()}, weight=w, group=at, start=waiting)
+        for e, found in trained.items():
+            if not found.weight:  # nobody who went there answered
                 continue
-            counts = np.sum([server.told[n] for n in heard if at[n] == e], axis=0)
-            counts = counts + np.array(edges[e].waiting_counts or 0.0)
+            counts = np.sum([server.told[n] for n in found.heard], axis=0) + np.array(edges[e].waiting_counts or 0.0)
             edges[e] = dataclasses.replace(
-                edges[e], waiting=average.value, weight=average.total, waiting_counts=tuple(counts.tolist())
+                edges[e], waiting=found.value.theta, weight=found.weight, waiting_counts=tuple(counts.tolist())
             )
 
     def _aggregated(self, edge: Edge) -> Edge:

@@ -9,7 +9,6 @@ from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.federation import Federation
 from effuse.core.model import Model
-from effuse.core.params import Mean
 from effuse.core.spec import spec
 from effuse.core.wire import message
 from effuse.core.workbench import Client
@@ -36,30 +35,24 @@ class LocalAug(Synthesising, FedAvg, name="localaug"):
             return self.prepare(server, fed, then=SHARING)
         if server.phase == SHARING:
             return self.shared(server, fed)
-        # `pending` are those who have no share yet, since their answer was lost: it goes with the model
-        usual, A = {"model": server.model, "share": None}, self.split(server, fed) if server.pending else {}
         S = fed.sample(self.cohort)
-        asked = {k: {"model": server.model, "share": A[k]} if k in server.pending else usual for k in S}
-        average, heard = Mean[Model](), set()
-        for k, u in fed.ask_each(self.train, asked):
-            average.add(u.model, u.weight)
-            heard.add(k)
-            del u  # or it would live on while the next one is made
-        pending = tuple(k for k in server.pending if k not in heard)
-        return dataclasses.replace(server, model=average.value, pending=pending)
+        late = None if fed.has("share").issuperset(S) else self.split(server, fed)  # it goes with the model
+        w = fed.mean(self.train, S, by=self.aggregate, model=server.model, share=None, once=late).value.model
+        return dataclasses.replace(server, model=w)
 
     def shared(self, server: Gathering, fed: Federation) -> Server:
         """Every client its share."""
-        heard = {k for k, _ in fed.ask_each(self.keep, {k: {"share": A_i} for k, A_i in self.split(server, fed).items()})}
-        return dataclasses.replace(server, phase=FEDERATE, pending=tuple(k for k in fed.clients if k not in heard))
+        for _ in fed.ask(self.keep, fed.clients, once=self.split(server, fed)):
+            pass
+        return dataclasses.replace(server, phase=FEDERATE)
 
-    def split(self, server: Gathering, fed: Federation) -> dict[int, Share]:
+    def split(self, server: Gathering, fed: Federation) -> dict[int, dict[str, Share]]:
         """A_i: an even split of A, shuffled, so that a client's share comes from all; the same in every round."""
         A = server.auxiliary
         order = torch.from_numpy(fed.workbench.lasting("split").numpy().permutation(len(A)))
         labels = A.labels if server.model.arch.conditional else None
         parts = zip(fed.clients, order.tensor_split(len(fed.clients)))
-        return {k: Share(A.pixels[some], None if labels is None else labels[some]) for k, some in parts}
+        return {k: {"share": Share(A.pixels[some], None if labels is None else labels[some])} for k, some in parts}
 
     @on_client
     def keep(self, client: Client, share: Share) -> None:

@@ -11,13 +11,6 @@ from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 
-@message(name="localonly.server")
-class Begun(Server):
-    """The initial model, and the clients that have it."""
-
-    met: tuple[int, ...] = ()
-
-
 @message(name="localonly.progress")
 class Progress:
     """All that a lone site tells."""
@@ -34,14 +27,10 @@ class LocalOnly(Algorithm):
 
     local: Solver
 
-    def setup(self, model: Model, fed: Federation) -> Server:
-        return Begun(model)
-
-    def round(self, server: Begun, fed: Federation) -> Server:
-        first, then = {"model": server.model}, {"model": None}
-        answers = fed.ask_each(self.train, {k: then if k in server.met else first for k in fed.clients})
-        met = {k for k, _ in answers}  # and not everyone: a client whose answer is lost has kept nothing
-        return Begun(server.model, met=tuple(sorted({*server.met, *met})))
+    def round(self, server: Server, fed: Federation) -> Server:
+        for _ in fed.ask(self.train, fed.clients, model=None, once={"model": server.model}):
+            pass  # a lone site tells how it gets on, and no more
+        return server
 
     @on_client
     def train(self, client: Client, model: Model | None) -> Progress:
@@ -52,8 +41,8 @@ class LocalOnly(Algorithm):
             client.state["average"] = fit.average
         return Progress(float(client.size), fit.loss)
 
-    def owners(self, server: Begun, clients: Sequence[int]) -> Sequence[int]:
-        return [k for k in clients if k in server.met]
+    def owners(self, server: Server, fed: Federation) -> Sequence[int]:
+        return sorted(fed.has("model"))
 
     @property
     def averages(self) -> bool:

@@ -7,7 +7,9 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.core.aggregate import Average
 from effuse.core.algorithm import Server, on_client
+from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
 from effuse.core.model import Model
 from effuse.core.params import Mean, Params
@@ -53,6 +55,14 @@ class MoFedSAM(FedAvg, name="mofedsam"):
     momentum: Literal["update", "gradients"] | None = (
         None  # None: update under SGD, else gradients, which doubles the upload
     )
+
+    def ready(self, clients: int) -> None:
+        super().ready(clients)
+        if self.aggregate != Average():
+            raise RecipeError(
+                f"algorithm.aggregate: {self.aggregate}, but {self.name} divides each update by its client's own steps, and takes "
+                "means; leave it out"
+            )
 
     def setup(self, model: Model, fed: Federation) -> Server:
         return Moving(model, delta=model.params.zeros())

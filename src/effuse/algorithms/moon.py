@@ -1,7 +1,7 @@
 """MOON: Li et al., 2021, Algorithm 1; for U-Nets as FedPhD compares with it, on the pooled bottleneck of a noisy image."""
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +9,11 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.core.aggregate import by_count
 from effuse.core.algorithm import Server, on_client
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
 from effuse.core.model import Model, Net
-from effuse.core.params import Mean
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Given
 from effuse.core.wire import message
@@ -24,7 +24,7 @@ from effuse.core.workbench import Client
 class Contrasted(Update):
     """A client's model, and how well its features were told from those of its last one."""
 
-    contrast: float | None  # None at its first participation, which has no last one
+    contrast: Annotated[float | None, by_count]  # None at its first participation, which has no last one
 
 
 def contrastive(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
@@ -56,15 +56,10 @@ class Moon(FedAvg):
         return Server(model)
 
     def round(self, server: Server, fed: Federation) -> Server:
-        average: Mean[Model] = Mean()
-        contrasts: list[float] = []
-        for _, update in fed.ask(self.train, fed.sample(self.cohort), model=server.model):
-            average.add(update.model, update.weight)
-            contrasts += [] if update.contrast is None else [update.contrast]
-            del update  # or it would live on while the next one is made
-        if contrasts:  # at ln 2 the two similarities are equal, and nothing is told apart
-            fed.note(contrast_from_ln2=sum(contrasts) / len(contrasts) - math.log(2))
-        return Server(average.value)
+        y = fed.mean(self.train, fed.sample(self.cohort), by=self.aggregate, model=server.model).value
+        if y.contrast is not None:  # at ln 2 the two similarities are equal, and nothing is told apart
+            fed.note(contrast_from_ln2=y.contrast - math.log(2))
+        return Server(y.model)
 
     @on_client
     def train(self, client: Client, model: Model) -> Contrasted:

@@ -1,16 +1,17 @@
 """SCAFFOLD: Karimireddy et al., 2020, Algorithm 1, options I and II."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import PositiveFloat
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.core.aggregate import by_count, by_weight
 from effuse.core.algorithm import Server, on_client
 from effuse.core.federation import Federation
 from effuse.core.model import Model
-from effuse.core.params import Mean, Params
+from effuse.core.params import Params
 from effuse.core.solvers import SGD
 from effuse.core.spec import spec
 from effuse.core.task import Given
@@ -29,8 +30,8 @@ class Controlled(Server):
 class Corrected:
     """A client's model after local training, and by how much its control variate changed."""
 
-    y: Model
-    dc: Params
+    y: Annotated[Model, by_weight]
+    dc: Annotated[Params, by_count]
     weight: float
     loss: float
 
@@ -54,13 +55,10 @@ class Scaffold(FedAvg, name="scaffold"):
 
     def round(self, server: Controlled, fed: Federation) -> Server:
         x, c, S = server.model, server.c, fed.sample(self.cohort)
-        y, dc = Mean[Model](), Mean[Params]()  # over those of S who answer
-        for _, update in fed.ask(self.train, S, x=x, c=c):
-            y.add(update.y, update.weight)
-            dc.add(update.dc, 1.0)
-            del update  # or it would live on while the next one is made
-        step = y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g)
-        return Controlled(step, c=c + (dc.total / len(fed.clients)) * dc.value)
+        updates = fed.mean(self.train, S, by=self.aggregate, x=x, c=c)
+        y, dc = updates.value.y, updates.value.dc
+        step = y if self.eta_g == 1.0 else x.lerp(y, self.eta_g)
+        return Controlled(step, c=c + (len(updates.heard) / len(fed.clients)) * dc)  # those of S who answered
 
     @on_client
     def train(self, client: Client, x: Model, c: Params) -> Corrected:

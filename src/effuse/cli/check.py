@@ -67,7 +67,9 @@ def show(report: dict[str, Any]) -> None:
     if traffic["evaluation"]["bytes"]["total"]:
         table.add_row("evaluation traffic", amount(traffic["evaluation"]["bytes"]["total"]))
     table.add_row("training steps", f"{report['steps']['client']:,} at clients, {report['steps']['server']:,} at the server")
-    table.add_row("memory, about", amount(report["memory"]["total"]))
+    held = report["memory"]["cohort"]
+    replies = f", {amount(held)} of it for the replies of a cohort" if held else ""
+    table.add_row("memory, about", amount(report["memory"]["total"]) + replies)
     table.add_row("disk, about", amount(report["disk"]["total"]))
     split = Table(title="who holds what, and sends what", title_justify="left")
     split.add_column("client", justify="right")

@@ -16,6 +16,7 @@ import typer
 from effuse.cli import app
 from effuse.cli.options import Json
 from effuse.cli.progress import console
+from effuse.core.aggregate import Reducer
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Partition, Source
 from effuse.core.errors import RecipeError, alike
@@ -35,7 +36,7 @@ from effuse.recipes import catalogue, find_recipe, tables
 KINDS: dict[str, type] = {
     "data": Source, "partition": Partition, "model": Arch, "task": Task, "algorithm": Algorithm, "solver": Solver,
     "sampler": Sampler, "metric": Metric, "histogram": Disclosure, "transform": Transform, "noise": NoiseSchedule,
-    "rate": Schedule, "encoder": Encoder,
+    "rate": Schedule, "encoder": Encoder, "aggregate": Reducer,
 }  # fmt: skip
 AS_WRITTEN: Any = {"break_long_words": False, "break_on_hyphens": False}  # what is copied from the screen must still be a value
 

@@ -124,9 +124,9 @@ class Algorithm(Spec, ABC):
         """Synthetic images that the server keeps; they are measured beside the model's own when a run ends."""
         return None
 
-    def owners(self, server: Server, clients: Sequence[int]) -> Sequence[int]:
+    def owners(self, server: Server, fed: "Federation") -> Sequence[int]:
         """The clients that have trained a personal model by now; those that have not would be looked at untrained."""
-        return clients
+        return fed.clients
 
     def own(self, client: Client, model: Model) -> Model:
         """A client's personal model, given the global one."""

@@ -1,6 +1,7 @@
 """From warm-up models to an auxiliary image set, as FedDDPM and its rivals begin (Peng et al., 2025, section III)."""
 
 import dataclasses
+import itertools
 import math
 from abc import ABC
 from collections.abc import Sequence
@@ -129,12 +130,13 @@ class Synthesising(Algorithm, ABC):
             warmed = tuple(k for k, _ in fed.ask(self.warm_up, now, arch=server.model.arch))
             return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
         before = [] if server.auxiliary is None else [server.auxiliary]
-        added: list[Synthetic] = []
-        for k, upload in fed.ask(self.upload, server.warmed):  # one model at a time
+
+        def drawn(client: int, upload: Upload) -> Synthetic:
             n = max(1, round(self.share * upload.size))
             histogram = None if upload.histogram is None else upload.histogram.tolist()
-            added.append(synthesised(fed.workbench, k, upload.model, n, self.sampler, histogram))
-            del upload
+            return synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram)
+
+        added = list(itertools.starmap(drawn, fed.ask(self.upload, server.warmed)))  # which holds one model at a time
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
         phase = WARM_UP if server.pending else then

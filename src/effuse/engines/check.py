@@ -53,7 +53,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
         "privacy": recipe.algorithm.spent(server),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
-        "memory": memory(recipe, model, train),
+        "memory": memory(recipe, model, train, fed.held),
         "disk": disk(recipe, left, kept, states),
         "warnings": warnings(recipe, shards),
     }
@@ -77,7 +77,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
 
 
 def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
-    owners = recipe.algorithm.owners(done.server, fed.clients)
+    owners = recipe.algorithm.owners(done.server, fed)
     _, n = shares_of(recipe, len(owners))
     model = recipe.algorithm.deliver(done.server)
     with fed.evaluating():
@@ -87,13 +87,16 @@ def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
                 pass
 
 
-def memory(recipe: Recipe, model: Model, train: Dataset) -> dict[str, int]:
-    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data."""
+def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str, int]:
+    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data; and what is
+    held of a cohort's replies.
+    """
     batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
     together = cpu_slots(recipe)
     weights, activations = 5 * together * model.params.nbytes, together * batch * activation_bytes(recipe.model)
     data = train.images.numel() * train.images.element_size()
-    return {"weights": weights, "activations": activations, "data": data, "total": weights + activations + data}
+    parts = {"weights": weights, "activations": activations, "data": data, "cohort": held}
+    return parts | {"total": sum(parts.values())}
 
 
 def disk(recipe: Recipe, model: Model, kept: int, states: int) -> dict[str, int]:

@@ -91,7 +91,7 @@ class Evaluator:
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
     ) -> tuple[dict[str, Any], list[str]]:
         """Metrics of every personal model (mean and spread), of equal shares pooled, and the models' digests."""
-        owners = fed.algorithm.owners(server, fed.clients)
+        owners = fed.algorithm.owners(server, fed)
         share, n = shares_of(self.recipe, len(owners))
         grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
         digests: list[str] = []
@@ -167,7 +167,7 @@ def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> tup
     if ended is None:
         raise RunError(f"{run} has no checkpoint, so its clients' models are lost; run it again")
     fed = Simulator(recipe, recipe.shards(train), machine, snapshots=on_disk(run))
-    fed.snapshots, fed.durable = dict(ended.snapshots), dict(ended.snapshots)
+    fed.restore(ended.snapshots, ended.received)
     return fed, ended.server
 
 

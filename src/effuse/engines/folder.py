@@ -31,6 +31,7 @@ class Checkpoint:
     ema: Model | None
     averaged: int  # models in it
     snapshots: dict[int, str]
+    received: dict[str, tuple[int, ...]]  # what was sent once: the clients that have it
     workbench: str | None  # the snapshot of the server's own optimiser
     ledger: dict[str, list[int]]
     metrics: str  # the last evaluation, as JSON; null where the model is still to be looked at

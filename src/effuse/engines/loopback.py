@@ -44,3 +44,4 @@ class Loopback(InProcess):
                 reply = placed(decode(blob, job.returns), self.workbench.machine.device)
                 self._charge("up", client, reply, len(receipt) + len(blob))
             yield client, reply, decode(receipt, Receipt).snapshot
+            del reply, blob  # or they would live on while the next ones are made

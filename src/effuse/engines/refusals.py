@@ -1,10 +1,13 @@
 """What would fail after an hour, refused in the first second: `check`, `run` and `evaluate` ask here before they compute."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import torch
 
+from effuse.core.aggregate import Reducer
+from effuse.core.algorithm import FEDERATE
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation
@@ -28,6 +31,7 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
             f"ema: {recipe.algorithm.name} has a model per client; average those by algorithm.local.ema instead"
         )
     try_step(recipe, hollow_model(recipe))
+    refuse_cohort(recipe, train)
     refuse_evaluation(recipe, train, test)
 
 
@@ -42,6 +46,32 @@ def refuse_apart(recipe: Recipe, train: Dataset) -> None:
     fed = Apart(recipe, [Shard.whole(train)] * recipe.clients)
     fed.begin(SETUP_T, 0)
     recipe.algorithm.setup(hollow_model(recipe), fed)
+
+
+def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
+    """A cohort's replies that are held together and exceed the memory; a first federated round on shapes tells their bytes."""
+    algorithm = recipe.algorithm
+    keys = [getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
+    by = next((key for key in keys if isinstance(key, Reducer) and key.holds), None)
+    if by is None:
+        return
+    fed = Rehearsal(algorithm, [Shard.whole(train)] * recipe.clients, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
+    fed.begin(SETUP_T, 0)
+    server, t, phase = algorithm.setup(hollow_model(recipe), fed), 0, ""
+    while phase != FEDERATE:
+        phase = server.phase
+        fed.begin(t, 0)
+        server, t = algorithm.round(server, fed), t + 1
+    if fed.held > (there := machine_memory()):
+        raise RecipeError(
+            f"algorithm.aggregate: {by} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has {there:,} "
+            "bytes of memory; lower algorithm.cohort, or use mean() or clipped(...)"
+        )
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_model(recipe: Recipe, train: Dataset) -> None:

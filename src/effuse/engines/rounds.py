@@ -170,7 +170,7 @@ class Run:
             self._recognise(saved.server)
             self.ema, self.averaged = placed(saved.ema, self.machine.device), saved.averaged
             self.seconds = saved.seconds
-            fed.snapshots, fed.durable = dict(saved.snapshots), dict(saved.snapshots)
+            fed.restore(saved.snapshots, saved.received)
             fed.ledger.restore(saved.ledger)
             metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
             self.metrics, self.unseen = metrics or {}, metrics is None
@@ -262,6 +262,7 @@ class Run:
                 ema=self.ema,
                 averaged=self.averaged,
                 snapshots=dict(fed.snapshots),
+                received={name: tuple(sorted(clients)) for name, clients in fed.received.items()},
                 workbench=workbench,
                 ledger=fed.ledger.saved(),
                 metrics=json.dumps(self.metrics),

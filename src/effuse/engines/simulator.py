@@ -105,6 +105,7 @@ class Simulator(InProcess):
         for client, (reply, snapshot) in self._each(one, list(orders)):
             self._charge("up", client, reply)
             yield client, reply, snapshot
+            del reply  # or it would live on while the next one is made
 
 
 def on_disk(run: Path) -> Callable[[int], Snapshots]:

@@ -98,8 +98,8 @@ def test_what_an_algorithm_refuses_when_it_begins_is_refused_before_anybody_is_w
     assert post.opened == 0 and not (tmp_path / "run").exists()
 
 
-# whoever is asked alone cannot be spared
-SPARED = [n for n, a in ALGORITHMS.items() if not isinstance(a, Centralised) and getattr(a, "group", 2) > 1]
+# whoever is asked alone cannot be spared, nor anybody by Krum, which needs three
+SPARED = [n for n, a in ALGORITHMS.items() if not isinstance(a, Centralised) and getattr(a, "group", 2) > 1 and "krum" not in n]
 
 
 @pytest.mark.parametrize("name", SPARED)
@@ -111,6 +111,13 @@ def test_every_algorithm_goes_on_without_a_silent_client(name, tmp_path):
     result = run_over(post, recipe, tmp_path / "run", Terms(quorum=1, deadline=0.2))
     assert result["rounds"] == 4
     assert "silent: 1" in log_of(tmp_path / "run")
+
+
+def test_krum_says_how_many_replies_it_needs(tmp_path):
+    post = FakePost(tmp_path / "sites", 3)
+    post.fault = lambda client, n, letter: None if client == 1 else letter
+    with pytest.raises(FederationError, match=r"round 0, job 'train': krum\(f=0\) needs 2 f \+ 3 = 3 replies, not 2; lower f"):
+        run_over(post, toy_recipe(algorithm=ALGORITHMS["fedavg, krum"]), tmp_path / "run", Terms(quorum=1, deadline=0.2))
 
 
 def test_a_mean_is_over_those_who_answered(tmp_path):

@@ -71,7 +71,7 @@ def test_feddiffuse_meets_a_client_again_whose_first_answer_was_lost(tmp_path):
     ended, _ = played(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
     sent = [record["traffic"]["clients"] for record in RunFolder(tmp_path / "run").records()]
     assert [[clients[k]["down"] for k in "012"] for clients in sent] == [[388, 388, 388], [148, 388, 148], [148, 148, 148]]
-    assert ended.server.met == (0, 1, 2)
+    assert ended.received == {"theta": (0, 1, 2)}
 
 
 def test_fedphds_edges_count_those_who_answered(tmp_path):
@@ -117,7 +117,7 @@ def test_a_share_that_was_lost_is_sent_with_the_next_model(lost, tmp_path):
     algorithm = LocalAug(**SYNTHESIS, local=ADAM)
     seen: list = []
     ended, log = played(tmp_path, lost, algorithm, seen, rounds=3)
-    assert ended.server.pending == ()
+    assert ended.received == {"share": (0, 1, 2)}
     share = state(tmp_path, ended, 1)[SHARE]
     assert "rejected" not in log and {client for client, n, _ in seen if n == 6} == {0, 1, 2}
     others = [state(tmp_path, ended, k)[SHARE] for k in (0, 2)]
