@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_who_never_trained_is_not_looked_at(tmp_path):
 def test_a_lone_site_whose_answers_are_lost_is_not_looked_at():
     """Three sites, of which two have answered."""
     algorithm = LocalOnly(local=ADAM)
-    assert [*algorithm.owners(Begun(None, met=(0, 2)), range(3))] == [0, 2]
+    assert [*algorithm.owners(Begun(None, met=(0, 2)), SimpleNamespace(clients=range(3)))] == [0, 2]
     recipe = toy_recipe(algorithm=algorithm, evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),)))
     assert shares_of(recipe, 2) == (3, 6) and shares_of(recipe, 0) == (6, 6), "of nobody, nobody draws them"
     assert shares_of(recipe, 4) == (2, 6), "four ones would be too few"

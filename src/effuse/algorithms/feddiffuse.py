@@ -10,6 +10,7 @@ import numpy as np
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.algorithm import Server, on_client
+from effuse.core.capabilities import Personal
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
 from effuse.core.model import Model
@@ -94,8 +95,8 @@ class Full(FedAvg, name="feddiffuse_full"):
         client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
         return Report({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
 
-    def owners(self, server: Acquainted, clients: Sequence[int]) -> Sequence[int]:
-        return [k for k in clients if k in server.met]
+    def owners(self, server: Acquainted, fed: Federation) -> Sequence[int]:
+        return [k for k in fed.clients if k in server.met]
 
     def own(self, client: Client, model: Model) -> Model:
         kept = {k: t for part in PARTS if part in client.state for k, t in client.state[part].items()}
@@ -120,18 +121,16 @@ class USplit(Full, name="feddiffuse_usplit"):
 
 
 @spec
-class ULatDec(Full, name="feddiffuse_ulatdec"):
+class ULatDec(Full, Personal, name="feddiffuse_ulatdec"):
     """ULATDEC: bottleneck and decoder travel; every client keeps an encoder of its own."""
 
-    personal = True
     shared: ClassVar[tuple[str, ...]] = ("bottleneck", "decoder")
 
 
 @spec
-class UDec(Full, name="feddiffuse_udec"):
+class UDec(Full, Personal, name="feddiffuse_udec"):
     """UDEC: the decoder alone travels; every client keeps an encoder and a bottleneck of its own."""
 
-    personal = True
     shared: ClassVar[tuple[str, ...]] = ("decoder",)
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.algorithm import Server, on_client
+from effuse.core.capabilities import Personal
 from effuse.core.federation import Federation
 from effuse.core.model import Model
 from effuse.core.solvers import Solver
@@ -27,10 +28,8 @@ class Progress:
 
 
 @spec
-class LocalOnly(Algorithm):
+class LocalOnly(Personal):
     """The initial model is sent once; after that every client trains a model of its own."""
-
-    personal = True
 
     local: Solver
 
@@ -52,8 +51,8 @@ class LocalOnly(Algorithm):
             client.state["average"] = fit.average
         return Progress(float(client.size), fit.loss)
 
-    def owners(self, server: Begun, clients: Sequence[int]) -> Sequence[int]:
-        return [k for k in clients if k in server.met]
+    def owners(self, server: Begun, fed: Federation) -> Sequence[int]:
+        return [k for k in fed.clients if k in server.met]
 
     @property
     def averages(self) -> bool:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from abc import ABC
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
+from effuse.core.algorithm import FEDERATE, Server, on_client
+from effuse.core.capabilities import Draws
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
@@ -87,7 +87,7 @@ class Upload:
 
 
 @spec
-class Synthesising(Algorithm, ABC):
+class Synthesising(Draws):
     """An algorithm that begins with a model per client and the images that the server draws from them."""
 
     warmup: Solver  # of each client's own model; any solver, a private one too

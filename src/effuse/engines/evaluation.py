@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from effuse.core.algorithm import Server
+from effuse.core.capabilities import Personal
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
@@ -92,7 +93,9 @@ class Evaluator:
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
     ) -> tuple[dict[str, Any], list[str]]:
         """Metrics of every personal model (mean and spread), of equal shares pooled, and the models' digests."""
-        owners = fed.algorithm.owners(server, fed.clients)
+        algorithm = fed.algorithm
+        assert isinstance(algorithm, Personal)
+        owners = algorithm.owners(server, fed)
         share, n = shares_of(self.recipe, len(owners))
         grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
         digests: list[str] = []
@@ -100,7 +103,7 @@ class Evaluator:
         shares: list[Images] = []
         with fed.evaluating():
             asked = {"model": model, "n": n, "sampler": self.recipe.sampler, "average": average}
-            for client, drawn in fed.ask(fed.algorithm.draw, owners, **asked):
+            for client, drawn in fed.ask(algorithm.draw, owners, **asked):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
                     each += [self.measure(drawn.images, None)] if alone else []
@@ -186,7 +189,7 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     machine, model = Eager(opened.device, recipe.task), opened.model.to(opened.device)
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
-    if recipe.algorithm.personal:
+    if isinstance(recipe.algorithm, Personal):
         found, _ = evaluator.look_at_clients(*_clients(run, recipe, train, machine), model, picture)
     else:
         found = evaluator.look(model, picture)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from effuse.core.capabilities import Personal
 from effuse.core.errors import RunError
 from effuse.core.files import cache_folder
 from effuse.core.machine import Eager
@@ -31,7 +32,7 @@ def prune_run(
     """Prune a run's model into a new folder; parameters, arithmetic, size and metrics before and after."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
-    if recipe.algorithm.personal:
+    if isinstance(recipe.algorithm, Personal):
         raise RunError(f"{run}: {recipe.algorithm.name} has a model for each client and none to prune for all")
     folder = RunFolder(out)
     folder.require_new()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.capabilities import Averages, Discloses, Draws, Personal, StopsEarly
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
@@ -51,7 +52,7 @@ def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: i
 
     def over() -> bool:
         enough = server.phase == FEDERATE and federated >= recipe.rounds
-        return enough or algorithm.done(server)
+        return enough or (isinstance(algorithm, StopsEarly) and algorithm.done(server))
 
     while not over():
         fed.begin(t, federated)
@@ -195,9 +196,9 @@ class Run:
             )
 
     def _averaged(self, server: Server, model: Model, new: bool) -> Model | None:
-        decay = self.recipe.ema
+        decay, algorithm = self.recipe.ema, self.recipe.algorithm
         if decay is None:
-            own = self.recipe.algorithm.average(server)
+            own = algorithm.average(server) if isinstance(algorithm, Averages) else None
             return None if own is None else model.holding(own)
         if self.ema is None or self.ema.arch != model.arch:
             self.averaged = int(new)  # what nobody has trained yet gives way to the first that is
@@ -229,11 +230,12 @@ class Run:
         return record | ({"noted": self.fed.noted} if self.fed.noted else {})
 
     def _evaluate(self, server: Server, federated: int) -> dict[str, Any]:
-        model = self.recipe.algorithm.deliver(server)
+        algorithm = self.recipe.algorithm
+        model = algorithm.deliver(server)
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
-        if self.recipe.algorithm.personal:
+        if isinstance(algorithm, Personal):
             found, self.digests = self.evaluator.look_at_clients(self.fed, server, model, picture)
-            if self.recipe.algorithm.averages:
+            if algorithm.averages:
                 smoothed = picture.with_stem(f"{picture.stem}-ema")
                 smooth, _ = self.evaluator.look_at_clients(self.fed, server, model, smoothed, True)
                 found |= {f"{name}_ema": m for name, m in smooth.items()}
@@ -245,7 +247,8 @@ class Run:
         return found
 
     def _evaluate_images(self, server: Server) -> dict[str, Any]:
-        kept = self.recipe.algorithm.images(server)
+        algorithm = self.recipe.algorithm
+        kept = algorithm.images(server) if isinstance(algorithm, Draws) else None
         return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.look_at_images(kept).items()}
 
     def _checkpoint(self, server: Server, t: int, federated: int) -> None:
@@ -275,7 +278,8 @@ class Run:
 
     def _finish(self, server: Server, federated: int) -> dict[str, Any]:
         self.observer.phase("saving")
-        model = self.recipe.algorithm.deliver(server)
+        algorithm = self.recipe.algorithm
+        model = algorithm.deliver(server)
         save_model(model, self.recipe, self.folder.path / "model")
         if self.ema is not None:
             save_model(self.ema, self.recipe, self.folder.path / "model-ema")
@@ -285,7 +289,7 @@ class Run:
             images += record["images"]
             seconds += record["seconds"]["round"]
             per_round.append({"phase": record["phase"]} | {k: record["traffic"][k] for k in ("parameters", "bytes")})
-        spent = self.recipe.algorithm.spent(server)
+        spent = algorithm.spent(server) if isinstance(algorithm, Discloses) else None
         privacy = {} if spent is None else {"privacy": spent}
         self.folder.write_json("ledger.json", ledger | privacy | {"per_round": per_round})
         result = {
@@ -294,14 +298,14 @@ class Run:
             "rounds": federated,
             "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
             "parameters": model.params.numel,
-            "figures": figures(model, self.recipe.algorithm, ledger["costs"]),
+            "figures": figures(model, algorithm, ledger["costs"]),
             "images": images,
             "seconds": self.seconds + time.monotonic(),
             "round_seconds": seconds,  # without preparation and evaluation: what methods are compared by
         }
         if model.arch != self.recipe.model and isinstance(model.arch, Cuttable) and model.arch.cut:
             result["pruned"] = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
-        if self.recipe.algorithm.personal:
+        if isinstance(algorithm, Personal):
             result["personal"] = (
                 "model/ holds the shared parts and the initial private ones; each client keeps its own model"
             )
