@@ -96,7 +96,7 @@ from effuse.engines.check import check
 from effuse.recipes import find_recipe
 quick = dict(rounds=1, sampler="None", evaluate="evaluate(grid=0)", threads=1)
 run = effuse.run("fedmedian", out={str(tmp_path / "run")!r}, **quick)
-assert run.result["rounds"] == 1
+assert run.result.rounds == 1
 name, recipe = find_recipe("demo")
 assert check(recipe.changed(["algorithm=fedmedian(local=adam(lr=0.1, steps=1))", "rounds=1"]))["traffic"]["exact"]
 """

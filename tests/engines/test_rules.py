@@ -195,7 +195,7 @@ def test_phases_are_rounds_and_only_federated_ones_count(tmp_path):
     recipe = toy_recipe(algorithm=RulePhases(local=ADAM), rounds=3)
     result = run(recipe, tmp_path / "run")
     assert phases(tmp_path / "run") == ["warm up", "federate", "federate", "federate", "correct"]
-    assert result["rounds"] == 3
+    assert result.rounds == 3
     found = check(recipe)["traffic"]
     assert not found["exact"] and "the loss decides" in found["reason"] and len(found["per_round"]) == 5
 

@@ -377,5 +377,5 @@ def test_a_cell_of_the_ablation_runs(cell, tmp_path):
     again = Reproduction("feddiffuse.ablation", find_table("feddiffuse.ablation")[1], tmp_path, "smoke")
     plan = again.planned[cell]
     shorter = plan.recipe.changed(["evaluate.metrics=[fid(n=20, encoder=pixels(side=2), reference=20)]", "rounds=1"])
-    found = run(shorter, tmp_path / cell)["metrics"]
+    found = run(shorter, tmp_path / cell).metrics
     assert found.keys() == {"fid_pixels"} and plan.cell.metric == "fid"

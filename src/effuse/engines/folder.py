@@ -18,6 +18,7 @@ from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import field_hints, text, with_values
 from effuse.core.wire import decode, encode, message
+from effuse.engines.records import Result, RoundRecord
 from effuse.engines.release import versions
 
 
@@ -106,25 +107,24 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Add a line to rounds.jsonl."""
         with writing(self.rounds), open(self.rounds, "a") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.write(json.dumps(record.to_json(), allow_nan=False) + "\n")
 
-    def read_result(self) -> dict[str, Any]:
+    def read_result(self) -> Result:
         """The result of a finished run."""
-        result: dict[str, Any] = json.loads(self.result.read_text())
-        return result
+        return Result.from_json(json.loads(self.result.read_text()), str(self.result))
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[RoundRecord]:
         return list(self.each_record())
 
-    def each_record(self) -> Iterator[dict[str, Any]]:
+    def each_record(self) -> Iterator[RoundRecord]:
         """The lines of rounds.jsonl one by one: all of them at once would grow with rounds times clients."""
         if self.rounds.exists():
             with open(self.rounds) as file:
                 # a last line without its end is being written this moment, or was when the process was killed
-                yield from (json.loads(line) for line in file if line.endswith("\n"))
+                yield from (RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n"))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoints"
@@ -155,8 +155,8 @@ class RunFolder:
         if read_manifest(other.path).get("data_sha256") != read_manifest(self.path)["data_sha256"]:
             raise RunError(f"{other.path} was trained on other data than is there now; run it again, or restore the data")
         for record in other.each_record():
-            traffic = {key: value for key, value in record["traffic"].items() if key != EVALUATION}
-            self.append({key: value for key, value in record.items() if key != "metrics"} | {"traffic": traffic})
+            traffic = dataclasses.replace(record.traffic, evaluation=None)
+            self.append(dataclasses.replace(record, metrics=None, traffic=traffic))
         for kept in ("clients", "server"):
             if (other.path / kept).is_dir():
                 shutil.copytree(other.path / kept, self.path / kept, dirs_exist_ok=True)
