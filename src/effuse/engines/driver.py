@@ -117,6 +117,8 @@ def resume(
         if folder.result.exists():
             observer.said(f"{out} is finished; nothing was left to do")
             return folder.read_result()
+        if (why := folder.unreadable()) is not None:  # told before data is loaded or a site is waited for
+            raise RunError(why)
         place = place or pick_device(manifest.get("device", "auto"))
         train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):

@@ -20,6 +20,7 @@ from effuse.core.spec import field_hints, text, with_values
 from effuse.core.wire import decode, encode, message
 from effuse.engines.records import Result, RoundRecord
 from effuse.engines.release import versions
+from effuse.engines.state import MARKS, saved_by_another
 
 
 @message(name="checkpoint")
@@ -132,7 +133,7 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         if self.rounds.exists():  # the lines that a checkpoint counts must be as durable as itself
             sync_file(self.rounds)
-        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint))
+        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint, marks=MARKS))
         for old in self._checkpoints()[:-1]:
             old.unlink(missing_ok=True)
 
@@ -141,11 +142,25 @@ class RunFolder:
         newest = self._checkpoints()[-1:]
         if not newest:
             return None
+        if (why := self.unreadable()) is not None:
+            raise RunError(why)
         try:
             checkpoint: Checkpoint = decode(newest[0].read_bytes(), Checkpoint)
         except WireError as error:
-            raise RunError(f"{newest[0]} cannot be read ({error}); restore it from a backup, or start a new run") from None
+            raise RunError(_damaged(newest[0], error)) from None
         return checkpoint
+
+    def unreadable(self) -> str | None:
+        """Why the newest checkpoint cannot be read, as far as its header tells: another version saved it, or it is damaged."""
+        for path in self._checkpoints()[-1:]:
+            with open(path, "rb") as file:
+                size = file.read(8)
+                head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
+            try:
+                return saved_by_another(head, path)
+            except WireError as error:
+                return _damaged(path, error)
+        return None
 
     def inherit(self, other: "RunFolder") -> None:
         """Begin where another run of the same training ended, its looks at the model left out."""
@@ -178,3 +193,7 @@ class RunFolder:
         for folder in (self.path, self.path / "checkpoints", self.path / "server", *self.path.glob("clients/*")):
             for partial in folder.glob(".*.partial"):
                 partial.unlink(missing_ok=True)
+
+
+def _damaged(path: Path, error: WireError) -> str:
+    return f"{path} cannot be read ({error}); restore it from a backup, or start a new run"

@@ -112,7 +112,7 @@ class Reproduction:
             return None
         wanted = training(plan.recipe)
         alike = (p for p in self.planned.values() if training(p.recipe) == wanted and self._state(p)[0] == "done")
-        return next((p.folder.path for p in alike), None)
+        return next((p.folder.path for p in alike if p.folder.unreadable() is None), None)
 
     def _rehearse(self, plan: Planned) -> None:
         found = check(plan.recipe, plan.cell.name)
