@@ -34,6 +34,7 @@ from effuse.engines.flower.office import SuperLink, flower_environment
 from effuse.engines.flower.processes import free_port, start, stop
 from effuse.engines.flower.serve import Served, served
 from effuse.engines.observer import Observer
+from effuse.engines.records import RoundRecord
 
 CLIENTS = 5
 TICK = os.sysconf("SC_CLK_TCK")
@@ -67,7 +68,7 @@ class Stopwatch(Observer):
     def __init__(self) -> None:
         self.marks: list[tuple[float, float]] = []
 
-    def closed(self, record: dict[str, Any]) -> None:
+    def closed(self, record: RoundRecord) -> None:
         self.mark(os.getpid())
 
     def mark(self, root: int) -> None:
@@ -135,7 +136,7 @@ def ours(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
     resident: list[int] = []
     spans: list[tuple[float, float]] = []  # the server thread's clock and its share within Flower, round by round
 
-    def closed(record: dict[str, Any]) -> None:
+    def closed(record: RoundRecord) -> None:
         watch.mark(os.getpid())
         spans.append((time.thread_time(), inside.seconds))
         if len(watch.marks) == 1:

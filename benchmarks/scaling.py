@@ -31,6 +31,7 @@ from effuse.data.partition import Iid
 from effuse.diffusion.objective import Denoise
 from effuse.engines.driver import run
 from effuse.engines.folder import RunFolder
+from effuse.engines.records import RoundRecord
 
 SIDE = 4
 QUICK = {"clients": [(10, 1_000_000), (100, 1_000_000)], "model": [(10, 100_000), (10, 1_000_000)]}
@@ -87,11 +88,11 @@ def cell(axis: str, clients: int, parameters: int, rounds: int) -> dict[str, flo
     floor = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here
     lines = played(axis, clients, parameters, rounds)
-    seconds = min(line["seconds"]["total"] for line in lines[1:])
+    seconds = min(line.seconds.total for line in lines[1:])
     return {"seconds": seconds, "peak_mb": memory("VmHWM") / 1e6, "floor_mb": floor / 1e6}
 
 
-def played(axis: str, clients: int, parameters: int, rounds: int) -> list[dict[str, Any]]:
+def played(axis: str, clients: int, parameters: int, rounds: int) -> list[RoundRecord]:
     """The lines of a whole run."""
     solver: Any = SGD(lr=1e-6, batch=1, steps=1)
     if axis == "kept":

@@ -48,7 +48,7 @@ def outcome(recipe, path, device="auto"):
     lines = [json.loads(x) for x in (path / "rounds.jsonl").read_text().splitlines()]
     counts = [(x["images"], x["evaluations"], x["traffic"]["bytes"]) for x in lines]
     server = RunFolder(path).load_checkpoint().server
-    return [x["loss"] for x in lines if x["loss"] is not None], counts, result["metrics"], server.model.params
+    return [x["loss"] for x in lines if x["loss"] is not None], counts, result.metrics, server.model.params
 
 
 def assert_alike(ours, theirs):

@@ -96,7 +96,7 @@ from effuse.engines.check import check
 from effuse.recipes import find_recipe
 quick = dict(rounds=1, sampler="None", evaluate="evaluate(grid=0)", threads=1)
 run = effuse.run("fedavgm", out={str(tmp_path / "run")!r}, **quick)
-assert run.result["rounds"] == 1
+assert run.result.rounds == 1
 name, recipe = find_recipe("demo")
 assert check(recipe.changed(["algorithm=fedavgm(local=adam(lr=0.1, steps=1), aggregate=median())", "rounds=1"]))["traffic"]["exact"]
 """

@@ -21,7 +21,7 @@ def test_the_simulators_weights(name, town):
     engine = served(Served(town.address, town.keys, Terms(deadline=120.0)), "toy", 3)
     found = driver.run(recipe, town.folder / "flower", name="toy", served=engine)
     expected = driver.run(recipe, town.folder / "simulator")
-    assert found["weights_sha256"] == expected["weights_sha256"]
-    assert found["traffic"]["bytes"] == expected["traffic"]["bytes"]
+    assert found.weights_sha256 == expected.weights_sha256
+    assert found.traffic.bytes == expected.traffic.bytes
     for process in town.processes:  # told that the run is over, sites leave by themselves
         assert process.wait(30) == 0

@@ -38,7 +38,7 @@ def without_a_network(town, recipe, lost) -> str:
     """The weights of the same run in one process, in which some answers of client 1 are lost."""
     post = FakePost(town.folder / "fake-sites", 3)
     post.fault = lambda client, n, letter: None if client == 1 and n in lost else letter
-    return run_over(post, recipe, town.folder / "fake", Terms(quorum=2, deadline=0.3))["weights_sha256"]
+    return run_over(post, recipe, town.folder / "fake", Terms(quorum=2, deadline=0.3)).weights_sha256
 
 
 def visits(town, client) -> int:
@@ -79,7 +79,7 @@ def test_a_server_killed_and_resumed_ends_as_if_nothing_had_happened(at, town):
     assert server.wait(120) == 0, town.said("serve.log")
     result = json.loads((town.folder / "run" / "result.json").read_text())
     expected = driver.run(recipe, town.folder / "simulator")
-    assert result["weights_sha256"] == expected["weights_sha256"]
+    assert result["weights_sha256"] == expected.weights_sha256
     assert [visits(town, k) for k in range(3)] == [4, 4, 4]
 
 
@@ -114,7 +114,7 @@ def test_a_superlink_that_dies_is_started_again(town):
     os.kill(int(children[0]), signal.SIGKILL)
     assert server.wait(120) == 0, town.said("serve.log")
     result = json.loads((town.folder / "run" / "result.json").read_text())
-    assert result["weights_sha256"] == driver.run(recipe, town.folder / "simulator")["weights_sha256"]
+    assert result["weights_sha256"] == driver.run(recipe, town.folder / "simulator").weights_sha256
     assert "the connection is lost" in town.said("run/federation.log")
 
 
@@ -130,7 +130,7 @@ def test_a_reply_past_its_deadline_is_discarded(town, monkeypatch):
     assert "client 1's answer to round 1, job 'train' came past its deadline and is discarded" in town.said(
         "run/federation.log"
     )
-    assert result["weights_sha256"] == without_a_network(town, plain, {2})
+    assert result.weights_sha256 == without_a_network(town, plain, {2})
     assert visits(town, 1) == 3
 
 
@@ -141,7 +141,7 @@ def test_a_client_that_lies_is_rejected_each_time_and_the_rounds_go_on(town):
     town.site(1, EFFUSE_TEST_LIES="1")
     engine = served(Served(town.address, town.keys, Terms(2, 30.0)), "toy", 3)
     result = driver.run(recipe, town.folder / "run", name="toy", served=engine)
-    assert result["rounds"] == 5
+    assert result.rounds == 5
     log = town.said("run/federation.log")
     for t, reason in enumerate(
         (

@@ -255,7 +255,7 @@ def test_a_second_run_records_nothing(tmp_path, monkeypatch):
     second = run(other, tmp_path / "second", device="cuda")
     assert [m.captures for m in made] == found, "neither machines nor recordings are new"
     speed.KEPT.clear()
-    assert run(other, tmp_path / "alone", device="cuda")["weights_sha256"] == second["weights_sha256"]
+    assert run(other, tmp_path / "alone", device="cuda").weights_sha256 == second.weights_sha256
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -301,7 +301,7 @@ def test_messages_and_worker_processes_change_no_bit(tmp_path):
         clients=4, rounds=2, speed="graph", reproducible=True, model=ConvnextUnet(dim=16), data=ToyImages(n=300, side=16), task=TASK
     )  # fmt: skip
     ways = ({}, {"engine": "loopback"}, {"workers": 2})
-    runs = [run(recipe, tmp_path / str(i), device="cuda", **way)["weights_sha256"] for i, way in enumerate(ways)]
+    runs = [run(recipe, tmp_path / str(i), device="cuda", **way).weights_sha256 for i, way in enumerate(ways)]
     assert runs[1:] == runs[:1] * 2
 
 
@@ -346,7 +346,7 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
     algorithm = FedPhD(local=Adam(lr=1e-4, batch=128, epochs=2), cohort=None, r_g=1, R_s=2, ratio=0.5, lambda_0=0.0)
     arch = Unet(widths=(32, 64), layers=1, attention=(8,), conditional=True)
     losses = {}
-    for speed in ("eager", "graph"):
+    for kind in ("eager", "graph"):
         recipe = toy_recipe(
             clients=2,
             rounds=4,
@@ -360,7 +360,7 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
         lines = [json.loads(x) for x in (tmp_path / speed / "rounds.jsonl").read_text().splitlines()][1:]
         losses[speed] = [x["loss"] for x in lines]
     smaller = cut(arch.resolved(recipe.data.load("train").shape), 0.5)
-    assert result["parameters"] == sum(t.numel() for t in smaller.initial(Stream((0,))).params.tensors)
+    assert result.parameters == sum(t.numel() for t in smaller.initial(Stream((0,))).params.tensors)
     assert losses["graph"] == pytest.approx(losses["eager"], rel=0.1)
     used = [m for m in made if any(key[0] == smaller for key in m._steps)]
     assert used and all(key[0] == smaller for m in used for key in m._steps), "nothing is kept of the wider network"

@@ -25,13 +25,13 @@ def rows_of(run: RunFolder) -> list[Row]:
     found: list[Row] = []
     images, seconds, sent = 0, 0.0, 0
     for record in run.each_record():
-        images += record["images"]
-        seconds += record["seconds"]["round"]
-        sent += record["traffic"]["bytes"]["total"]
-        told = (run.path.name, record["federated"], record["phase"], images, record["loss"], seconds, sent)
-        found.append(dict(zip(FIXED, told)) | record.get("metrics", {}))
+        images += record.images
+        seconds += record.seconds.round
+        sent += record.traffic.bytes.total
+        told = (run.path.name, record.federated, record.phase, images, record.loss, seconds, sent)
+        found.append({**dict(zip(FIXED, told)), **(record.metrics or {})})
     if found and run.result.exists():  # a cell that took over another's training was looked at when its rounds were written
-        found[-1] = {name: m["value"] for name, m in run.read_result()["metrics"].items()} | found[-1]
+        found[-1] = {name: m.value for name, m in run.read_result().metrics.items()} | found[-1]
     return found
 
 

@@ -7,6 +7,7 @@
     run = effuse.run(recipe, out="runs/a", observer=effuse.Display())    # silent without an observer
     run = effuse.resume("runs/a")               # after an interruption
     run.metrics, run.weights_sha256, run.path
+    run.result.traffic.bytes.total              # the fields of `result` are the keys of result.json
     effuse.load("runs/a").sample(64).pixels     # 64 x C x H x W in [-1, 1]
 
 Keys that lie deeper are changed as on the command line: `recipe.changed(["algorithm.local.lr=1e-3"])`.
@@ -24,7 +25,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # 32 MB of scratch memory: torch takes cuBLAS to repeat to the bit only where the amount is said (and before a GPU is used)
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = ["Display", "check", "load", "recipe", "resume", "run"]
 
 

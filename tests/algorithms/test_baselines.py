@@ -49,7 +49,7 @@ def test_lone_models_are_part_of_the_digest(tmp_path):
     digests = set()
     for lr in (0.25, 0.5):
         recipe = one_weight_recipe(LocalOnly(local=SGD(lr=lr, batch=4, steps=1)))
-        digests.add(run(recipe, tmp_path / str(lr))["weights_sha256"])
+        digests.add(run(recipe, tmp_path / str(lr)).weights_sha256)
     assert len(digests) == 2
 
 

@@ -58,7 +58,7 @@ def server(folder):
 
 
 def phases(folder) -> list[str]:
-    return [record["phase"] for record in RunFolder(folder).records()]
+    return [record.phase for record in RunFolder(folder).records()]
 
 
 def test_one_round_of_fedddpm(tmp_path):
@@ -118,7 +118,7 @@ def test_a_histogram_is_charged(tmp_path):
     recipe = toy_recipe(algorithm=algorithm, model=model, rounds=1)
     result = run(recipe, tmp_path / "run")
     sent = [r["traffic"]["bytes"]["up"] for r in RunFolder(tmp_path / "run").records()]
-    assert sent[1] == 3 * (4 * result["parameters"] + 2 * 8)
+    assert sent[1] == 3 * (4 * result.parameters + 2 * 8)
     assert check(recipe)["traffic"]["per_round"][1]["bytes"]["up"] == sent[1]
 
 
@@ -136,7 +136,7 @@ def test_a_part_is_rounded_and_drawn_anew_in_every_round(tmp_path):
     of that and of (.5 + c)^2."""
     algorithm = FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size", part=0.4)
     trained(one_weight_recipe(algorithm, rounds=8), tmp_path)
-    seen = [record["noted"]["correction"] for record in RunFolder(tmp_path).records()[2:]]
+    seen = [record.noted["correction"] for record in RunFolder(tmp_path).records()[2:]]
     near, far = (0.5 - C) ** 2, (0.5 + C) ** 2
     assert {s["images"] for s in seen} == {2}
     assert {round(s["loss"], 4) for s in seen} == {round(near, 4), round((near + far) / 2, 4)}, "not the same two again and again"
@@ -239,7 +239,7 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
         None,
     ]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["rounds"] == 5
+    assert result.rounds == 5
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     recipe = recipe.resolved(recipe.data.load("train"))
     fed = Rehearsal(dataclasses.replace(recipe, rounds=9), recipe.shards(recipe.data.load("train")))
@@ -254,7 +254,7 @@ def test_the_rhythm_of_the_test_counts_federated_rounds(tmp_path, monkeypatch):
     round 3, the second federated one, that three would divide."""
     scripted(monkeypatch, 10.0, 5.0)
     trained(one_weight_recipe(plus(test=QuickTest(every=3, encoder=Pixels())), rounds=4), tmp_path)
-    federated = [record.get("noted") for record in RunFolder(tmp_path).records() if record["phase"] == "federate"]
+    federated = [record.noted for record in RunFolder(tmp_path).records() if record.phase == "federate"]
     assert [noted and noted["quick_test"]["score"] for noted in federated] == [10.0, None, None, 5.0]
 
 
@@ -381,9 +381,9 @@ def test_the_auxiliary_set_is_measured_at_the_end(tmp_path):
     recipe = toy_recipe(
         algorithm=ALGORITHMS["fedddpm"], evaluate=Evaluate(grid=0, metrics=metrics), sampler=Ddim(steps=2), rounds=1
     )
-    found = run(recipe, tmp_path / "run")["metrics"]
-    assert found["fid_pixels"]["protocol"]["generated"] == 30
-    assert found["fid_pixels_auxiliary"]["protocol"]["generated"] == len(server(tmp_path / "run").auxiliary) == 3
+    found = run(recipe, tmp_path / "run").metrics
+    assert found["fid_pixels"].protocol["generated"] == 30
+    assert found["fid_pixels_auxiliary"].protocol["generated"] == len(server(tmp_path / "run").auxiliary) == 3
 
 
 def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
@@ -399,7 +399,7 @@ def test_what_the_server_did_is_noted(tmp_path):
     """Three images from client 0, of two batches of two; one from client 1, of one. The correction begins at 0 and meets three images of
     c and one of -c: a loss of c^2 over four images."""
     trained(one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, group=1)), tmp_path)
-    noted = [record.get("noted") for record in RunFolder(tmp_path).records()]
+    noted = [record.noted for record in RunFolder(tmp_path).records()]
     assert noted[:4] == [None, {"synthesis": {"kept": 3, "drawn": 4}}, None, {"synthesis": {"kept": 1, "drawn": 2}}]
     assert noted[4] == {"correction": {"loss": pytest.approx(C**2), "images": 4}}
 
@@ -408,9 +408,9 @@ def test_a_round_without_clients_tells_the_servers_loss(tmp_path, monkeypatch):
     """FedDDPM+ is at .5 when it meets three of c and one of -c: (3 (.5 - c)^2 + (.5 + c)^2) / 4. A alone begins at 0: c^2."""
     scripted(monkeypatch, 10.0)
     trained(one_weight_recipe(plus(test=QuickTest(encoder=Pixels()))), tmp_path / "plus")
-    assert RunFolder(tmp_path / "plus").records()[-1]["loss"] == pytest.approx((3 * (0.5 - C) ** 2 + (0.5 + C) ** 2) / 4)
+    assert RunFolder(tmp_path / "plus").records()[-1].loss == pytest.approx((3 * (0.5 - C) ** 2 + (0.5 + C) ** 2) / 4)
     trained(one_weight_recipe(AuxOnly(**PREPARED, central=HALF)), tmp_path / "alone")
-    assert RunFolder(tmp_path / "alone").records()[-1]["loss"] == pytest.approx(C**2)
+    assert RunFolder(tmp_path / "alone").records()[-1].loss == pytest.approx(C**2)
 
 
 def test_without_correction_it_is_fedavg(tmp_path):

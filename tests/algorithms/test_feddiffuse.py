@@ -103,7 +103,7 @@ def test_a_round_tells_the_loss_by_size(tmp_path):
     3 * 0.75^2 = 1.6875 and client 1 3 * 1.25^2 = 4.6875, by their images (3 * 1.6875 + 4.6875) / 4 = 2.4375.
     """
     run(by_hand(Full(local=HALF_STEP), rounds=2), tmp_path)
-    assert [record["loss"] for record in RunFolder(tmp_path).records()] == pytest.approx([3.0, 2.4375])
+    assert [record.loss for record in RunFolder(tmp_path).records()] == pytest.approx([3.0, 2.4375])
 
 
 def test_a_part_is_averaged_over_its_reporters(tmp_path):
@@ -142,7 +142,7 @@ def test_full_is_fedavg(tmp_path):
     """Exchanging every part is exchanging the model, to the last bit."""
     a = run(toy_recipe(algorithm=Full(local=ADAM, cohort=2), rounds=3), tmp_path / "a")
     b = run(toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2), rounds=3), tmp_path / "b")
-    assert a["weights_sha256"] == b["weights_sha256"] and a["traffic"] == b["traffic"]
+    assert a.weights_sha256 == b.weights_sha256 and a.traffic == b.traffic
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 10, 11])
@@ -234,7 +234,7 @@ def test_personal_models_differ_in_private_parts_and_agree_in_shared_ones(tmp_pa
 
 def sent(folder) -> list[dict[str, dict[str, int]]]:
     """Bytes by client, round after round."""
-    return [r["traffic"]["clients"] for r in RunFolder(folder).records()]
+    return [r.traffic.clients for r in RunFolder(folder).records()]
 
 
 @pytest.mark.parametrize(("name", "down"), [("full", 4 * 97), ("usplit", 4 * 97), ("ulatdec", 4 * 57), ("udec", 4 * 37)])
@@ -264,7 +264,7 @@ def test_the_optimiser_starts_anew_in_every_round(tmp_path):
     """As in the authors' code; keeping its moments is another run."""
     kept = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
     a, b = (run(toy_recipe(algorithm=Full(local=s), rounds=2), tmp_path / s.state) for s in (ADAM, kept))
-    assert a["weights_sha256"] != b["weights_sha256"]
+    assert a.weights_sha256 != b.weights_sha256
 
 
 def test_a_network_without_the_parts_is_refused():
@@ -301,7 +301,7 @@ def test_the_last_report_is_the_average_over_all_steps(tmp_path):
     assert weights(tmp_path / "plain") == pytest.approx({"e": 0.375, "b": 0.375, "d": 0.375})
     sums = [json.loads((tmp_path / name / "ledger.json").read_text())["training"] for name in ("averaged", "plain")]
     assert sums[0] == sums[1]
-    losses = [[r["loss"] for r in RunFolder(tmp_path / name).records()] for name in ("averaged", "plain")]
+    losses = [[r.loss for r in RunFolder(tmp_path / name).records()] for name in ("averaged", "plain")]
     assert losses[0] == losses[1], "what is averaged is not trained on"
 
 

@@ -372,11 +372,11 @@ def test_sparse_training_shrinks_what_will_be_cut(tmp_path):
     digests, norms = {}, {}
     for lambda_0 in (0.0, 1.0):
         algorithm = FedPhD(local=ADAM, cohort=None, r_g=1, R_s=9, lambda_0=lambda_0)
-        digests[lambda_0] = run(toy_recipe(algorithm=algorithm, rounds=3), tmp_path / str(lambda_0))["weights_sha256"]
+        digests[lambda_0] = run(toy_recipe(algorithm=algorithm, rounds=3), tmp_path / str(lambda_0)).weights_sha256
         norms[lambda_0] = load(tmp_path / str(lambda_0)).model.params["middle.weight"].norm().item()
     assert norms[1.0] < 0.8 * norms[0.0]
     never = FedPhD(local=ADAM, cohort=None, r_g=1, variant="none")
-    assert run(toy_recipe(algorithm=never, rounds=3), tmp_path / "n")["weights_sha256"] == digests[0.0]
+    assert run(toy_recipe(algorithm=never, rounds=3), tmp_path / "n").weights_sha256 == digests[0.0]
 
 
 @spec
@@ -437,18 +437,18 @@ def test_the_cut_in_the_middle_of_a_run(tmp_path):
     lines = [json.loads(x) for x in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert [x["noted"].get("pruned_to") for x in lines[1:]] == [None, 45, None, None]
     sent = [x["traffic"]["links"]["client-edge"]["up"]["parameters"] for x in lines]
-    assert sent == [0, 2 * 97, 2 * 97, 2 * 45, 2 * 45] and result["parameters"] == 45
+    assert sent == [0, 2 * 97, 2 * 97, 2 * 45, 2 * 45] and result.parameters == 45
     opened = load(tmp_path / "run")
     assert opened.model.arch.cut == "down:1>2 middle:2>2 up:2>1" and len(opened.sample(3).pixels) == 3
     assert (
-        "plain diffusers does not" in result["pruned"] and load(tmp_path / "run", ema=True).model.arch == opened.model.arch
+        "plain diffusers does not" in result.pruned and load(tmp_path / "run", ema=True).model.arch == opened.model.arch
     )
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     came = [[n > 0 for n in lines[i]["noted"]["n_e"]] for i in (2, 4)]  # in each of two cycles, whom the cloud heard
     assert ledger["training"]["edges"] == {
         str(e): {"up": 4 * (97 * came[0][e] + 45 * came[1][e]), "down": 4 * (97 + 45)} for e in (0, 1)
     }
-    assert ledger["costs"]["paper"] == pytest.approx(result["figures"]["paper_cost"]) and ledger["costs"]["paper"] > 0
+    assert ledger["costs"]["paper"] == pytest.approx(result.figures["paper_cost"]) and ledger["costs"]["paper"] > 0
 
 
 def test_when_it_is_pruned():

@@ -200,7 +200,7 @@ def test_the_first_participation_is_fedavg(tmp_path):
     }.items():
         for rounds in (1, 2):
             recipe = toy_recipe(algorithm=algorithm, rounds=rounds, model=arch, task=task)
-            digests[name, rounds] = run(recipe, tmp_path / f"{name}-{rounds}")["weights_sha256"]
+            digests[name, rounds] = run(recipe, tmp_path / f"{name}-{rounds}").weights_sha256
     assert digests["moon", 1] == digests["fedavg", 1] and digests["moon", 2] != digests["fedavg", 2]
     assert digests["mu=0", 2] == digests["fedavg", 2]
     lines = [json.loads(x) for x in (tmp_path / "moon-2" / "rounds.jsonl").read_text().splitlines()]
@@ -227,7 +227,7 @@ class Contrasting(Moon):
 def test_the_noted_contrast_is_told_from_ln_2(tmp_path):
     """(1 + 2) / 2 - ln 2 = 0.806853; who has no last model does not count."""
     run(toy_recipe(algorithm=Contrasting(local=ADAM), rounds=1), tmp_path / "run")
-    assert RunFolder(tmp_path / "run").records()[0]["noted"]["contrast_from_ln2"] == pytest.approx(0.806853, abs=1e-6)
+    assert RunFolder(tmp_path / "run").records()[0].noted["contrast_from_ln2"] == pytest.approx(0.806853, abs=1e-6)
 
 
 def test_a_classifier_with_a_projection_learns(tmp_path):
@@ -238,8 +238,8 @@ def test_a_classifier_with_a_projection_learns(tmp_path):
         task=Classify(), evaluate=Evaluate(grid=0, metrics=(Accuracy(),)),
     )  # fmt: skip
     result = run(recipe, tmp_path / "run")
-    assert result["metrics"]["accuracy"]["value"] == 1.0
-    assert result["parameters"] == 8 * 9 + 2 * 8 + (128 * 128 + 128) + (128 * 16 + 16) + (16 * 2 + 2)
+    assert result.metrics["accuracy"].value == 1.0
+    assert result.parameters == 8 * 9 + 2 * 8 + (128 * 128 + 128) + (128 * 16 + 16) + (16 * 2 + 2)
 
 
 def test_it_sends_what_fedavg_sends_and_tells_its_frozen_passes():

@@ -237,7 +237,7 @@ def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, 
     with monkeypatch.context() as patch:
 
         def interrupted(folder, record):
-            if record["t"] == 1:
+            if record.t == 1:
                 raise KeyboardInterrupt
             append(folder, record)
 

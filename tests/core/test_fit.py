@@ -209,7 +209,7 @@ def test_columns_of_weight_nought_end_in_fedavgs_bits(tmp_path):
     """Neither orders nor draws change; without dropout, which a second pass would move on. With a weight they do differ."""
     changes = {"model": ToyUnet(dropout=0.0), "rounds": 3}
     digests = [
-        run(toy_recipe(algorithm=algorithm, **changes), tmp_path / str(i))["weights_sha256"]
+        run(toy_recipe(algorithm=algorithm, **changes), tmp_path / str(i)).weights_sha256
         for i, algorithm in enumerate((FedAvg(local=ADAM), CoreColumned(local=ADAM), CoreColumned(local=ADAM, pull=0.1)))
     ]
     assert digests[0] == digests[1] != digests[2]

@@ -176,8 +176,8 @@ def test_a_share_keeps_the_labels_of_its_images(tmp_path, monkeypatch):
     algorithm = LocalAug(warmup=ADAM, local=ADAM, sampler=LabelSampler(steps=2, batch=4), share=0.5)
     recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1)
     run(recipe, tmp_path / "run")
-    sharing = next(r for r in RunFolder(tmp_path / "run").records() if r["phase"] == "sharing")
-    assert sharing["traffic"]["bytes"]["down"] == 2424 and sorted(n for _, n in seen) == [33, 34, 34]
+    sharing = next(r for r in RunFolder(tmp_path / "run").records() if r.phase == "sharing")
+    assert sharing.traffic.bytes.down == 2424 and sorted(n for _, n in seen) == [33, 34, 34]
     for shard, n in seen:
         images, labels = shard.dataset.images[-n:, 0, 0, 0], shard.dataset.labels[-n:]
         assert torch.equal(images, (255 * labels).to(torch.uint8)) and set(labels.tolist()) == {0, 1}
@@ -201,7 +201,7 @@ def test_real_images_instead_of_drawn_ones(kind, model, tmp_path):
     assert taken != shades[:50] and {own[shade] for shade in taken} == {0, 1}
     assert A.labels.tolist() == ([own[shade] for shade in taken] if model.conditional else [0] * 50)
     records = list(folder.records())
-    assert [r["phase"] for r in records] == ["synthesis", *(["sharing"] if kind is LocalAug else []), "federate"]
+    assert [r.phase for r in records] == ["synthesis", *(["sharing"] if kind is LocalAug else []), "federate"]
     sent = 50 * (16 + 8 * model.conditional) if kind is LocalAug else 0
-    assert sum(r["traffic"]["bytes"]["total"] for r in records[:-1]) == sent
-    assert sum(r["traffic"]["bytes"]["total"] for r in records) == predicted["bytes"]["total"]
+    assert sum(r.traffic.bytes.total for r in records[:-1]) == sent
+    assert sum(r.traffic.bytes.total for r in records) == predicted["bytes"]["total"]

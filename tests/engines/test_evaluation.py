@@ -64,17 +64,17 @@ def test_personal_models_are_told_by_mean_and_spread_and_pooled_alike(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ToyBrightness, "measure", watch)
-        found = run(recipe, tmp_path)["metrics"]
+        found = run(recipe, tmp_path).metrics
     for name, n in (("bright", 6), ("few", 3)):
         *each, pooled = drawn[name]
         values = [float(x.double().mean()) for x in each]
-        assert found[name]["clients"] == values and len(set(values)) > 1
-        assert found[name]["value"] == statistics.fmean(values) and found[name]["std"] == statistics.stdev(values)
+        assert found[name].clients == values and len(set(values)) > 1
+        assert found[name].value == statistics.fmean(values) and found[name].std == statistics.stdev(values)
         # of the six that each draws from the same noise, the first gives the first two, the second the next, the third the last
         shares = [drawn["bright"][k][2 * k + i] for i in range(2) for k in range(3)]
         assert torch.equal(pooled, torch.stack(shares)[:n])
-        assert found[f"{name}_pooled"]["value"] == float(pooled.double().mean())
-        assert found[f"{name}_pooled"]["protocol"] == {"generated": n, "clients": 3}
+        assert found[f"{name}_pooled"].value == float(pooled.double().mean())
+        assert found[f"{name}_pooled"].protocol == {"generated": n, "clients": 3}
 
 
 def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
@@ -92,9 +92,9 @@ def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Eager, "generate", watch)
-        found = run(recipe, tmp_path / "run")["metrics"]
+        found = run(recipe, tmp_path / "run").metrics
     assert drawn == [2, 2, 2]
-    assert found["bright_pooled"]["protocol"] == {"generated": 6, "clients": 3} and found.keys() == {"bright_pooled"}
+    assert found["bright_pooled"].protocol == {"generated": 6, "clients": 3} and found.keys() == {"bright_pooled"}
     sent = json.loads((tmp_path / "run" / "ledger.json").read_text())["evaluation"]
     assert check(recipe)["traffic"]["evaluation"]["bytes"] == sent["bytes"]
 
@@ -108,14 +108,14 @@ def test_who_never_trained_is_not_looked_at(tmp_path):
         result = run(recipe, path)
         [k] = RunFolder(path).load_checkpoint().received["theta"]
         assert [p.name for p in (path / "samples").iterdir()] == [f"round-00001-client-{k}.png"]
-        found = result["metrics"]
-        assert found["bright_pooled"]["protocol"] == {"generated": 6, "clients": 1}
-        assert found["bright"]["clients"] == [found["bright_pooled"]["value"]]
+        found = result.metrics
+        assert found["bright_pooled"].protocol == {"generated": 6, "clients": 1}
+        assert found["bright"].clients == [found["bright_pooled"].value]
         own = load(path, client=k).model.params.digest()
-        assert result["weights_sha256"] == weights_digest(load(path).model, [own])
+        assert result.weights_sha256 == weights_digest(load(path).model, [own])
         sent = json.loads((path / "ledger.json").read_text())["evaluation"]
         assert check(recipe)["traffic"]["evaluation"]["bytes"] == sent["bytes"]
-        assert evaluate_run(path, [])["bright_pooled"]["protocol"]["clients"] == 1
+        assert evaluate_run(path, [])["bright_pooled"].protocol["clients"] == 1
 
 
 def test_a_lone_site_whose_answers_are_lost_is_not_looked_at():

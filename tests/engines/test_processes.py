@@ -65,7 +65,7 @@ def gone(pids: list[int], patience: float = 20.0) -> bool:
 def lines(folder):
     """rounds.jsonl without what depends on the clock, on encoding or on the number of processes."""
     dropped = ("seconds", "traffic", "at_a_time")
-    return [{k: v for k, v in record.items() if k not in dropped} for record in RunFolder(folder).records()]
+    return [{k: v for k, v in record.to_json().items() if k not in dropped} for record in RunFolder(folder).records()]
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def lines(folder):
 def test_two_processes_give_the_weights_of_one(recipe, tmp_path):
     one = run(recipe, tmp_path / "one")
     two = run(recipe, tmp_path / "two", workers=2)
-    assert two["weights_sha256"] == one["weights_sha256"] and two["metrics"] == one["metrics"]
-    assert two["traffic"]["bytes"] == one["traffic"]["bytes"] and two["traffic"]["wire_bytes"]["up"] > 0
+    assert two.weights_sha256 == one.weights_sha256 and two.metrics == one.metrics
+    assert two.traffic.bytes == one.traffic.bytes and two.traffic.wire_bytes.up > 0
     assert lines(tmp_path / "two") == lines(tmp_path / "one"), "images trained elsewhere are counted here"
-    (at_a_time,) = {record["at_a_time"] for record in RunFolder(tmp_path / "two").records()}
-    (alone,) = {record["at_a_time"] for record in RunFolder(tmp_path / "one").records()}
+    (at_a_time,) = {record.at_a_time for record in RunFolder(tmp_path / "two").records()}
+    (alone,) = {record.at_a_time for record in RunFolder(tmp_path / "one").records()}
     assert at_a_time == 2 * slots_each(alone, 2, CPU)
     assert not children(os.getpid())
 
@@ -104,7 +104,7 @@ def test_a_worker_that_dies_ends_the_run_in_a_sentence_and_it_can_be_resumed(tmp
         run(toy_recipe(algorithm=ToyStateful(local=ADAM), rounds=3), tmp_path / "run", workers=2, observer=Killer(1))
     assert not children(os.getpid())
     quiet = run(toy_recipe(algorithm=ToyStateful(local=ADAM), rounds=3), tmp_path / "quiet")
-    assert resume(tmp_path / "run", workers=1)["weights_sha256"] == quiet["weights_sha256"]
+    assert resume(tmp_path / "run", workers=1).weights_sha256 == quiet.weights_sha256
     assert lines(tmp_path / "run") == lines(tmp_path / "quiet")
 
 

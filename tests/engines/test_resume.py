@@ -151,7 +151,7 @@ class Fate:
         def at_line(folder, record):
             if event == "line" and self.left == 1:
                 with open(folder.rounds, "a") as file:
-                    file.write(json.dumps(record)[:40])
+                    file.write(json.dumps(record.to_json())[:40])
             self.strike(event == "line")
             append(folder, record)
             self.strike(event == "lined")
@@ -195,7 +195,7 @@ def killed_run(recipe, folder, monkeypatch, event, n, action=run) -> None:
 
 def lines(folder):
     """rounds.jsonl, times aside."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).records()]
+    return [{k: v for k, v in record.to_json().items() if k != "seconds"} for record in RunFolder(folder).records()]
 
 
 def average(folder) -> dict[str, bytes]:
@@ -210,13 +210,13 @@ def checkpoint_every_round(monkeypatch):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The result, with the average over rounds, and the lines of each recipe's quiet run."""
+    """The result, the average over rounds, and the lines of each recipe's quiet run."""
     known = {}
 
     def get(name):
         if name not in known:
             folder = tmp_path_factory.mktemp("quiet") / "run"
-            known[name] = (run(RECIPES[name], folder) | {"average": average(folder)}, lines(folder))
+            known[name] = (run(RECIPES[name], folder), average(folder), lines(folder))
         return known[name]
 
     return get
@@ -224,16 +224,16 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "event", "n"), DEATHS)
 def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
-    quiet, quiet_lines = undisturbed(name)
+    quiet, quiet_average, quiet_lines = undisturbed(name)
     killed_run(RECIPES[name], tmp_path / "run", monkeypatch, event, n)
     result = resume(tmp_path / "run")
-    assert result["weights_sha256"] == quiet["weights_sha256"]
+    assert result.weights_sha256 == quiet.weights_sha256
     assert lines(tmp_path / "run") == quiet_lines
-    assert average(tmp_path / "run") == quiet["average"] and (quiet["average"] or RECIPES[name].ema is None)
+    assert average(tmp_path / "run") == quiet_average and (quiet_average or RECIPES[name].ema is None)
     assert (
-        result["traffic"] == quiet["traffic"]
-        and result["metrics"] == quiet["metrics"]
-        and result["images"] == quiet["images"]
+        result.traffic == quiet.traffic
+        and result.metrics == quiet.metrics
+        and result.images == quiet.images
     )
 
 
@@ -244,10 +244,10 @@ def test_an_average_begins_anew_when_the_network_is_cut(tmp_path):
 
 
 def test_killed_twice(tmp_path, monkeypatch, undisturbed):
-    quiet, quiet_lines = undisturbed("stateful")
+    quiet, _, quiet_lines = undisturbed("stateful")
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 6)
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "checkpoint", 1, action=lambda folder: resume(folder))
-    assert resume(tmp_path / "run")["weights_sha256"] == quiet["weights_sha256"]
+    assert resume(tmp_path / "run").weights_sha256 == quiet.weights_sha256
     assert lines(tmp_path / "run") == quiet_lines
 
 
@@ -278,9 +278,9 @@ def test_a_checkpoint_names_only_states_that_the_disk_holds(tmp_path, monkeypatc
 def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
     """Only the first round is checkpointed; the states that it names must outlive three more rounds."""
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 0.0)
-    quiet, quiet_lines = undisturbed("stateful")
+    quiet, _, quiet_lines = undisturbed("stateful")
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 8)
-    assert resume(tmp_path / "run")["weights_sha256"] == quiet["weights_sha256"]
+    assert resume(tmp_path / "run").weights_sha256 == quiet.weights_sha256
     assert lines(tmp_path / "run") == quiet_lines
 
 
@@ -331,15 +331,19 @@ def test_a_checkpoint_of_a_version_whose_algorithm_kept_another_state_is_told(tm
 def test_what_a_killed_write_left_behind_is_swept(tmp_path, monkeypatch, undisturbed):
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "rename", 3)
     assert list((tmp_path / "run").rglob("*.partial")), "the process died in the middle of a write"
-    assert resume(tmp_path / "run")["weights_sha256"] == undisturbed("stateful")[0]["weights_sha256"]
+    assert resume(tmp_path / "run").weights_sha256 == undisturbed("stateful")[0].weights_sha256
     assert not list((tmp_path / "run").rglob("*.partial"))
 
 
 def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
     """Another process may look at a run while a round's line is on its way to the file."""
-    folder = RunFolder(tmp_path)
-    folder.rounds.write_text('{"t": 0}\n{"t": 1}\n{"t": 2, "lo')
-    assert folder.records() == [{"t": 0}, {"t": 1}]
+    folder = RunFolder(tmp_path / "run")
+    run(RECIPES["centralised"], tmp_path / "run")
+    before = folder.records()
+    line = folder.rounds.read_text().splitlines()[-1]
+    with open(folder.rounds, "a") as file:
+        file.write(line[: len(line) // 2])
+    assert folder.records() == before and len(before) == RECIPES["centralised"].rounds
 
 
 def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
@@ -359,5 +363,5 @@ def test_the_manifest_repeats_the_run(tmp_path):
 
     first = run(RECIPES["stateful"], tmp_path / "run")
     _, again = find_recipe(str(tmp_path / "run" / "manifest.json"))
-    assert run(again, tmp_path / "again")["weights_sha256"] == first["weights_sha256"]
+    assert run(again, tmp_path / "again").weights_sha256 == first.weights_sha256
     assert torch.get_num_threads() == 1

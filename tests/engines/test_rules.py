@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from toy import ADAM, ALGORITHMS, ToyStateful, toy_recipe
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.localonly import LocalOnly
 from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.capabilities import StopsEarly
 from effuse.core.errors import EffuseError, FederationError, RunError, WireError
 from effuse.core.federation import Federation, Order
 from effuse.core.model import Model
@@ -138,10 +138,10 @@ class RuleDiverges(FedAvg):
 
 
 @spec
-class RulePhases(FedAvg):
+class RulePhases(FedAvg, StopsEarly):
     """A warm-up round before the federated ones, a correction after the last, and a stop as soon as the loss is low."""
 
-    early_stop: ClassVar[str | None] = "the loss decides"
+    early_stop = "the loss decides"
     enough: float = 0.0
 
     def setup(self, model: Model, fed: Federation) -> Server:
@@ -195,7 +195,7 @@ def test_phases_are_rounds_and_only_federated_ones_count(tmp_path):
     recipe = toy_recipe(algorithm=RulePhases(local=ADAM), rounds=3)
     result = run(recipe, tmp_path / "run")
     assert phases(tmp_path / "run") == ["warm up", "federate", "federate", "federate", "correct"]
-    assert result["rounds"] == 3
+    assert result.rounds == 3
     found = check(recipe)["traffic"]
     assert not found["exact"] and "the loss decides" in found["reason"] and len(found["per_round"]) == 5
 

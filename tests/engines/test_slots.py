@@ -155,9 +155,9 @@ def test_two_at_a_time_equal_one(name, tmp_path, monkeypatch):
     assert max(most) == 1
     for engine in ("simulator", "loopback"):
         both = run(toy_recipe(**options, threads=2), tmp_path / engine, engine=engine)
-        assert both["weights_sha256"] == alone["weights_sha256"] and both["metrics"] == alone["metrics"]
-        assert both["images"] == alone["images"]
-        assert {record["at_a_time"] for record in RunFolder(tmp_path / engine).records()} == {2}
+        assert both.weights_sha256 == alone.weights_sha256 and both.metrics == alone.metrics
+        assert both.images == alone.images
+        assert {record.at_a_time for record in RunFolder(tmp_path / engine).records()} == {2}
     assert max(most) == 2 or SERVER in places and len(places) == 1
 
 

@@ -60,4 +60,4 @@ def test_a_state_is_read_from_disk_once_at_most(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(Recent, "get", lambda *_: None)
     forgotten = run(recipe, tmp_path / "forgotten", engine=engine)
     assert len([n for n in named if n is not None]) == 9, "three clients in rounds 1, 2 and 3"
-    assert remembered["weights_sha256"] == forgotten["weights_sha256"]
+    assert remembered.weights_sha256 == forgotten.weights_sha256

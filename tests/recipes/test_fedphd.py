@@ -361,8 +361,8 @@ def test_a_shrunk_run_sends_what_the_check_says(name, more, tmp_path):
         assert [r[quantity] for r in ledger["per_round"]] == [r[quantity] for r in predicted["traffic"]["per_round"]]
     assert ledger["training"]["clients"] == predicted["traffic"]["clients"]
     assert ledger["training"].get("edges") == predicted["traffic"].get("edges")
-    assert result["parameters"] == predicted["after"]["parameters"] and ledger["costs"] == predicted["traffic"]["costs"]
-    assert result["figures"] == predicted["figures"] and result["figures"]["gmacs"] > 0, "of the network that is left"
+    assert result.parameters == predicted["after"]["parameters"] and ledger["costs"] == predicted["traffic"]["costs"]
+    assert result.figures == predicted["figures"] and result.figures["gmacs"] > 0, "of the network that is left"
 
 
 def test_a_smoke_cell_runs_to_its_cut(tmp_path):

@@ -28,7 +28,13 @@ found.loader.exec_module(curves)
 def line(federated: int, phase: str = "federate", **rest) -> dict:
     """A round of ten images, half a second, seven bytes; three seconds with what was written and looked at."""
     told = {"t": 0, "phase": phase, "federated": federated, "loss": 0.5, "images": 10}
-    return told | {"seconds": {"round": 0.5, "total": 3.0}, "traffic": {"bytes": {"up": 3, "down": 4, "total": 7}}} | rest
+    return told | {"seconds": {"round": 0.5, "total": 3.0}, "traffic": traffic(bytes={"up": 3, "down": 4, "total": 7})} | rest
+
+
+def traffic(**passed) -> dict:
+    """Nothing, but for what is told."""
+    nothing = dict.fromkeys(("parameters", "bytes", "wire_bytes", "messages"), {"up": 0, "down": 0, "total": 0})
+    return nothing | {"links": {}} | passed
 
 
 def written(folder: Path, *lines: dict, **result) -> None:
@@ -77,7 +83,8 @@ def test_cells_are_picked_by_a_pattern(tmp_path):
 
 def test_a_cell_that_took_over_a_training_has_its_result(tmp_path):
     """Its rounds were looked at by another; what a round's own line says is not replaced."""
-    result = {"metrics": {"fid": {"value": 4.0}}}
+    result = {"weights_sha256": "0", "metrics": {"fid": {"value": 4.0, "protocol": {}}}, "rounds": 2, "traffic": traffic()}
+    result |= {"parameters": 1, "images": 20, "seconds": 6.0}
     written(tmp_path / "taken", line(1), line(2), **result)
     written(tmp_path / "own", line(1, metrics={"fid": 5.0}), **result)
     assert [row.get("fid") for row in curves.rows_in(tmp_path)] == [5.0, None, 4.0]
@@ -88,7 +95,7 @@ def test_the_curves_of_real_runs(tmp_path):
     step = SGD(lr=0.25, batch=4, epochs=1)
     run(one_weight_recipe(FedAvg(local=step), rounds=2), tmp_path / "runs" / "plain")
     looked = Evaluate(grid=0, every=1, metrics=(FID(n=20, encoder=Pixels(side=2)),))
-    measured = run(toy_recipe(rounds=2, evaluate=looked, sampler=Ddim(steps=2)), tmp_path / "runs" / "seen")["metrics"]
+    measured = run(toy_recipe(rounds=2, evaluate=looked, sampler=Ddim(steps=2)), tmp_path / "runs" / "seen").metrics
     files = [tmp_path / "c.csv", tmp_path / "c.png"]
     command = [sys.executable, str(TOOL), str(tmp_path / "runs"), "--csv", str(files[0]), "--png", str(files[1])]
     subprocess.run([*command, "--metric", "fid_pixels"], check=True, timeout=120)
@@ -96,7 +103,7 @@ def test_the_curves_of_real_runs(tmp_path):
     assert [(r["cell"], r["round"]) for r in rows] == [("plain", "1"), ("plain", "2"), ("seen", "1"), ("seen", "2")]
     assert [(r["images"], r["bytes"]) for r in rows[:2]] == [("4", "16"), ("8", "32")]
     assert (
-        float(rows[3]["fid_pixels"]) == measured["fid_pixels"]["value"]
+        float(rows[3]["fid_pixels"]) == measured["fid_pixels"].value
         and rows[2]["fid_pixels"]
         and not rows[1]["fid_pixels"]
     )

@@ -1,6 +1,7 @@
 """Centralised: all data in one place, the bound that federation is measured against."""
 
-from effuse.core.algorithm import Algorithm, Server
+from effuse.core.algorithm import Server
+from effuse.core.capabilities import Averages
 from effuse.core.federation import Federation
 from effuse.core.model import Model
 from effuse.core.params import Params
@@ -17,7 +18,7 @@ class Pooled(Server):
 
 
 @spec
-class Centralised(Algorithm):
+class Centralised(Averages):
     """Each round is one fit on everything: as many images as a FedAvg round with all clients sees."""
 
     local: Solver

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.capabilities import StopsEarly
 from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.metric import Images, Subject
@@ -128,7 +129,7 @@ class Tested(Gathering):
 
 
 @spec
-class FedDDPMPlus(FedDDPM, name="fedddpm_plus"):
+class FedDDPMPlus(FedDDPM, StopsEarly, name="fedddpm_plus"):
     """FedAvg until a quick test finds that it no longer improves, then one long correction on the auxiliary set."""
 
     early_stop = "its quick test may end the federated rounds earlier"

@@ -9,6 +9,7 @@ import numpy as np
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.aggregate import by_weight
 from effuse.core.algorithm import Server, on_client
+from effuse.core.capabilities import Personal
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
 from effuse.core.model import Model
@@ -115,18 +116,16 @@ class USplit(Full, name="feddiffuse_usplit"):
 
 
 @spec
-class ULatDec(Full, name="feddiffuse_ulatdec"):
+class ULatDec(Full, Personal, name="feddiffuse_ulatdec"):
     """ULATDEC: bottleneck and decoder travel; every client keeps an encoder of its own."""
 
-    personal = True
     shared: ClassVar[tuple[str, ...]] = ("bottleneck", "decoder")
 
 
 @spec
-class UDec(Full, name="feddiffuse_udec"):
+class UDec(Full, Personal, name="feddiffuse_udec"):
     """UDEC: the decoder alone travels; every client keeps an encoder and a bottleneck of its own."""
 
-    personal = True
     shared: ClassVar[tuple[str, ...]] = ("decoder",)
 
 

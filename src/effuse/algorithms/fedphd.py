@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from effuse.core.aggregate import Reduced, by_weight
-from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
+from effuse.core.algorithm import FEDERATE, Server, on_client
+from effuse.core.capabilities import Discloses, Hierarchical
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
-from effuse.core.ledger import CLIENT_EDGE
 from effuse.core.model import Model
 from effuse.core.params import mean
 from effuse.core.solvers import Solver
@@ -116,11 +116,8 @@ def sparsifying(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given
 
 
 @spec
-class FedPhD(Algorithm, name="fedphd"):
+class FedPhD(Hierarchical, Discloses, name="fedphd"):
     """Clients train at edges of their choice, edges meet in the cloud, and the network loses channels on the way."""
-
-    link: ClassVar[str] = CLIENT_EDGE
-    counts_labels: ClassVar[bool] = True
 
     local: Solver
     cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = 0.2  # clients a round: a count, a fraction, or all

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.algorithm import Server, on_client
+from effuse.core.capabilities import Personal
 from effuse.core.federation import Federation
 from effuse.core.model import Model
 from effuse.core.solvers import Solver
@@ -20,10 +21,8 @@ class Progress:
 
 
 @spec
-class LocalOnly(Algorithm):
+class LocalOnly(Personal):
     """The initial model is sent once; after that every client trains a model of its own."""
-
-    personal = True
 
     local: Solver
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.aggregate import by_count
 from effuse.core.algorithm import Server, on_client
+from effuse.core.capabilities import Companions
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
 from effuse.core.model import Model, Net
@@ -40,7 +41,7 @@ def contrastive(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
 
 
 @spec
-class Moon(FedAvg):
+class Moon(FedAvg, Companions):
     """FedAvg whose clients are drawn towards the global model's features and away from those of their own last model."""
 
     frozen: ClassVar[int] = 2

@@ -1,7 +1,7 @@
 """`effuse evaluate`: measure a trained model again, perhaps by other metrics."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,6 +9,7 @@ from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RunPath, Settings
 from effuse.cli.progress import show_metrics
 from effuse.engines.evaluation import evaluate_run
+from effuse.engines.records import plain
 
 
 @app.command()
@@ -25,9 +26,9 @@ def evaluate(
 ) -> None:
     """Measure a run's saved model; numbers and protocols go to RUN/evaluation.json."""
     settings = [*([f"evaluate.metrics={metrics}"] if metrics else []), *(set or [])]
-    found: dict[str, Any] = evaluate_run(run, settings, ema=ema, device=device)
+    found = evaluate_run(run, settings, ema=ema, device=device)
     if as_json:
-        print(json.dumps({"run": str(run), "metrics": found}))
+        print(json.dumps({"run": str(run), "metrics": plain(found)}))
     elif not quiet:
         show_metrics(found)
         print(f"whole protocols are in {run / 'evaluation.json'}")

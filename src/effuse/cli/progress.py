@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from rich.table import Table
 from effuse.cli import Interrupted
 from effuse.core.algorithm import FEDERATE
 from effuse.core.machine import Meter
+from effuse.core.metric import Measurement
 from effuse.core.recipe import Recipe
 from effuse.core.spans import Profile
 from effuse.engines.observer import Observer
+from effuse.engines.records import Result, RoundRecord
 
 BAR = 24
 
@@ -126,19 +128,19 @@ class Display(Observer):
     def said(self, words: str) -> None:
         self._say(words)
 
-    def closed(self, record: dict[str, Any]) -> None:
-        self.done = record["federated"]
-        self.loss = record["loss"] if record["loss"] is not None else self.loss
-        self.traffic += record["traffic"]["bytes"]["total"]
+    def closed(self, record: RoundRecord) -> None:
+        self.done = record.federated
+        self.loss = record.loss if record.loss is not None else self.loss
+        self.traffic += record.traffic.bytes.total
         self.words = "training"
-        rate = record["images"] / max(1e-9, record["seconds"]["round"])
-        if self.live is None or "metrics" in record:
-            metrics = "".join(f", {name} {value:.4g}" for name, value in record.get("metrics", {}).items())
-            loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
-            place = f"round {self.done}/{self.rounds}" if record["phase"] == FEDERATE else record["phase"]
-            speed = f", {rate:,.0f} images/s" if record["images"] else ""  # nobody trained, or at sites that do not say
-            if record.get("evaluations") and record["phase"] != FEDERATE and not record["images"]:
-                speed = f", {record['evaluations'] / max(1e-9, record['seconds']['round']):,.0f} network evaluations/s"
+        if self.live is None or record.metrics is not None:
+            metrics = "".join(f", {name} {value:.4g}" for name, value in (record.metrics or {}).items())
+            loss = "" if record.loss is None else f", loss {record.loss:.4f}"
+            place = f"round {self.done}/{self.rounds}" if record.phase == FEDERATE else record.phase
+            seconds = max(1e-9, record.seconds.round)
+            speed = f", {record.images / seconds:,.0f} images/s" if record.images else ""  # nobody trained, or at sites that do not say
+            if record.evaluations and record.phase != FEDERATE and not record.images:
+                speed = f", {record.evaluations / seconds:,.0f} network evaluations/s"
             self._say(f"{place}{loss}{speed}, {amount(self.traffic)} sent so far{metrics}")
         self._refresh(force=True)
 
@@ -164,21 +166,21 @@ class Display(Observer):
         self.live.update(("━" * full + "╌" * (width - full) + facts + f"  {self.words}")[:room])
 
 
-def show_metrics(metrics: dict[str, Any]) -> None:
+def show_metrics(metrics: Mapping[str, Measurement]) -> None:
     """A table of numbers, with the counts and the encoder of each; the rest of its protocol is in the JSON beside the model."""
     table = Table(title="metrics", title_justify="left")
     table.add_column("name")
     table.add_column("value", justify="right")
     table.add_column("measured on")
     for name, m in metrics.items():
-        spread = f" ± {m['std']:.4g}" if "std" in m else ""
-        table.add_row(name, f"{m['value']:.4g}{spread}", "; ".join(filter(None, (_measured(m), m.get("warning")))))
+        spread = "" if m.std is None else f" ± {m.std:.4g}"
+        table.add_row(name, f"{m.value:.4g}{spread}", "; ".join(filter(None, (_measured(m), m.warning))))
     console().print(table)
 
 
-def _measured(metric: dict[str, Any]) -> str:
+def _measured(metric: Measurement) -> str:
     """The part of a protocol without which a number says nothing."""
-    protocol = metric.get("protocol", {})
+    protocol = metric.protocol
     counts = [f"{protocol['generated']:,} generated"] if "generated" in protocol else []
     if "reference" in protocol:
         counts.append(f"{protocol['reference']:,} real ({protocol.get('split', '')})")
@@ -186,10 +188,10 @@ def _measured(metric: dict[str, Any]) -> str:
     return ", ".join([*counts, *([f"by {encoder}"] if encoder else [])])
 
 
-def tell(result: dict[str, Any], folder: Path, spans: Profile | None, as_json: bool, quiet: bool) -> None:
+def tell(result: Result, folder: Path, spans: Profile | None, as_json: bool, quiet: bool) -> None:
     """A finished run as it was asked for: as JSON, as tables, or not at all."""
     if as_json:
-        print(json.dumps({"run": str(folder)} | result | ({"profile": spans.report()} if spans else {})))
+        print(json.dumps({"run": str(folder)} | result.to_json() | ({"profile": spans.report()} if spans else {})))
     elif not quiet:
         show_result(result, folder)
         if spans:
@@ -208,27 +210,27 @@ def show_profile(report: dict[str, Any], folder: Path) -> None:
     console().print(f"{folder / 'trace.json'} opens in Perfetto or chrome://tracing", soft_wrap=True)
 
 
-def show_result(result: dict[str, Any], folder: Path) -> None:
+def show_result(result: Result, folder: Path) -> None:
     """The summary of a finished run."""
-    if result["metrics"]:
-        show_metrics(result["metrics"])
+    if result.metrics:
+        show_metrics(result.metrics)
     table = Table(title="run", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    traffic = result["traffic"]["bytes"]
-    table.add_row("rounds", str(result["rounds"]))
-    if result["images"]:  # a server does not count what its sites do
-        table.add_row("images trained", f"{result['images']:,}")
-    table.add_row("traffic", f"{amount(traffic['up'])} up, {amount(traffic['down'])} down")
-    table.add_row("parameters", f"{result['parameters']:,}")
-    table.add_row("time", duration(result["seconds"]))
-    table.add_row("weights_sha256", result["weights_sha256"])
+    traffic = result.traffic.bytes
+    table.add_row("rounds", str(result.rounds))
+    if result.images:  # a server does not count what its sites do
+        table.add_row("images trained", f"{result.images:,}")
+    table.add_row("traffic", f"{amount(traffic.up)} up, {amount(traffic.down)} down")
+    table.add_row("parameters", f"{result.parameters:,}")
+    table.add_row("time", duration(result.seconds))
+    table.add_row("weights_sha256", result.weights_sha256)
     grids = sorted((folder / "samples").glob("*.png"))
     if grids:
         table.add_row("samples", str(grids[-1]))
     table.add_row("model", str(folder / "model"))
-    if "pruned" in result:
-        table.add_row("note", result["pruned"])
+    if result.pruned:
+        table.add_row("note", result.pruned)
     console().print(table)
 
 

@@ -64,8 +64,8 @@ def run(
             else:
                 results[n] = driver.run(changed, folder, name=name, **places, observer=observer)
         tell(results[n], folder, spans, False, as_json or quiet)
-    names = next(iter(results.values()))["metrics"]
-    spread = {name: _spread([r["metrics"][name]["value"] for r in results.values()]) for name in names}
+    names = next(iter(results.values())).metrics
+    spread = {name: _spread([r.metrics[name].value for r in results.values()]) for name in names}
     report = {"runs": {n: str(folder) for n, (_, folder) in planned.items()}, "metrics": spread}
     write_atomically(root / "seeds.json", (json.dumps(report, indent=2) + "\n").encode())
     if as_json:

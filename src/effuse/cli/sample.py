@@ -10,6 +10,7 @@ import typer
 from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RunPath
 from effuse.cli.progress import drawing
+from effuse.core.capabilities import Personal
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.sampler import Sampler
 from effuse.core.spec import build_text
@@ -38,7 +39,7 @@ def sample(
     if format not in FORMATS:
         raise RecipeError(f"--format {format}: expected one of {', '.join(FORMATS)}")
     opened = load(run, ema=ema, client=client, device=pick_device(device).type)
-    if client is None and opened.recipe.algorithm.personal:
+    if client is None and isinstance(opened.recipe.algorithm, Personal):
         algorithm, last = opened.recipe.algorithm.name, opened.recipe.clients - 1
         raise RunError(f"{run}: {algorithm} trains a model for each client; choose one with --client 0 to {last}")
     how = None if sampler is None else build_text(sampler, Sampler, "sampler")

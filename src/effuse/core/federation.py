@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Self, TypeVar, overload
 
 from effuse.core.aggregate import Average, Reduced, Reducer, reduced_fields
 from effuse.core.algorithm import Algorithm, Job, job_of
+from effuse.core.capabilities import Hierarchical
 from effuse.core.data import Shard
 from effuse.core.errors import FederationError, ModelError
-from effuse.core.ledger import EDGE_CLOUD, EVALUATION, TRAINING, Account, Ledger
+from effuse.core.ledger import CLIENT_EDGE, CLIENT_SERVER, EDGE_CLOUD, EVALUATION, TRAINING, Account, Ledger
 from effuse.core.rng import Stream, stream
 from effuse.core.wire import message, through_wire
 from effuse.core.workbench import SERVER, Workbench
@@ -78,7 +79,7 @@ class Federation(ABC):
     @property
     def link(self) -> str:
         """What clients talk over: to the server itself, or to its edges."""
-        return self.algorithm.link
+        return CLIENT_EDGE if isinstance(self.algorithm, Hierarchical) else CLIENT_SERVER
 
     def begin(self, t: int, federated: int) -> None:
         """Open a round."""

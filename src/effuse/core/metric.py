@@ -47,6 +47,8 @@ class Measurement:
     value: float
     protocol: Protocol
     warning: str | None = None
+    std: float | None = None  # over clients, where they own their models; `value` is then the mean
+    clients: list[float] | None = None  # the value of each of them
 
 
 @dataclasses.dataclass(frozen=True)

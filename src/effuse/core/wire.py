@@ -11,7 +11,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
 
 import safetensors.torch
@@ -118,16 +118,16 @@ def _form(hint: Any) -> type | None:
     return type(get_args(hint)[0]) if get_origin(hint) is Literal else forms.get(get_origin(hint) or hint)
 
 
-def encode(value: Any, hint: Any, wire: str = "fp32") -> bytes:
-    """Bytes of a value of the annotated type."""
+def encode(value: Any, hint: Any, wire: str = "fp32", marks: Mapping[str, str] | None = None) -> bytes:
+    """Bytes of a value of the annotated type; `marks` are put into the header, where `marks_in` reads them undecoded."""
     tensors: list[Tensor] = []
     tree = _pack(map_params(value, _narrowed) if wire == "bf16" else value, hint, tensors, "message")
-    return _saved(tensors, json.dumps(tree, allow_nan=False, separators=(",", ":")))
+    return _saved(tensors, json.dumps(tree, allow_nan=False, separators=(",", ":")), marks or {})
 
 
-def _saved(tensors: list[Tensor], tree: str) -> bytes:
+def _saved(tensors: list[Tensor], tree: str, marks: Mapping[str, str]) -> bytes:
     """A safetensors file, written with one copy of each tensor where the library makes three."""
-    header: dict[str, Any] = {"__metadata__": {"effuse": tree}}
+    header: dict[str, Any] = {"__metadata__": {**marks, "effuse": tree}}
     views: list[memoryview] = []
     end = 0
     for i, tensor in enumerate(tensors):
@@ -165,6 +165,15 @@ def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
     if len(used) != len(tensors):
         raise WireError(f"a message brings {len(tensors) - len(used)} tensors that nothing in it names")
     return value
+
+
+def marks_in(blob: bytes) -> dict[str, str]:
+    """What `encode` was told to mark a blob with, whatever else is in it."""
+    try:
+        metadata = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]
+        return {name: str(value) for name, value in metadata.items() if name != "effuse"}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError(f"the header of {len(blob)} bytes cannot be read: {type(error).__name__}: {error}") from None
 
 
 def through_wire(value: Any, wire: str) -> Any:

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-from abc import ABC
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,7 +10,8 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from effuse.core.algorithm import FEDERATE, Algorithm, Server, on_client
+from effuse.core.algorithm import FEDERATE, Server, on_client
+from effuse.core.capabilities import Draws
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
@@ -88,7 +88,7 @@ class Upload:
 
 
 @spec
-class Synthesising(Algorithm, ABC):
+class Synthesising(Draws):
     """An algorithm that begins with a model per client and the images that the server draws from them."""
 
     warmup: Solver  # of each client's own model; any solver, a private one too

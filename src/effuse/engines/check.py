@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from effuse.core.algorithm import Server
+from effuse.core.capabilities import Companions, Discloses, Personal, StopsEarly
 from effuse.core.data import Dataset, Shard
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
@@ -29,12 +30,12 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     model = hollow_model(recipe)
     fed = Rehearsal(recipe, shards)
     rounds, server, kept, states = rehearse(recipe, fed, model)
-    ledger, left = fed.ledger.report(), recipe.algorithm.deliver(server)
+    algorithm, ledger = recipe.algorithm, fed.ledger.report()
+    left = algorithm.deliver(server)
     training = ledger[TRAINING]
-    unknown = recipe.algorithm.early_stop
-    traffic: dict[str, Any] = {"exact": unknown is None}
-    if unknown is not None:
-        traffic["reason"] = f"the longest run is shown: {unknown}"
+    traffic: dict[str, Any] = {"exact": not isinstance(algorithm, StopsEarly)}
+    if isinstance(algorithm, StopsEarly):
+        traffic["reason"] = f"the longest run is shown: {algorithm.early_stop}"
     traffic |= {k: training[k] for k in ("parameters", "bytes")}
     traffic["links"] = {k: {d: v[d]["bytes"] for d in v} for k, v in training["links"].items()}
     traffic["evaluation"] = {k: ledger[EVALUATION][k] for k in ("parameters", "bytes")}
@@ -46,12 +47,12 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "recipe": name or "recipe",
         "parameters": parameters(recipe.model),
         "macs": macs(recipe.model),
-        "macs_frozen": recipe.algorithm.frozen and recipe.algorithm.frozen * macs(recipe.model, "features"),
+        "macs_frozen": algorithm.frozen * macs(recipe.model, "features") if isinstance(algorithm, Companions) else 0,
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
-        "figures": figures(left, recipe.algorithm, ledger["costs"]),
+        "figures": figures(left, algorithm, ledger["costs"]),
         "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
-        "privacy": recipe.algorithm.spent(server),
+        "privacy": algorithm.spent(server) if isinstance(algorithm, Discloses) else None,
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train, fed.held),
         "disk": disk(recipe, left, kept, states),
@@ -66,8 +67,8 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
     fed.close()
     closed, kept, states = [], 0, 0
     for done in played(recipe, fed, server, 0, 0):
-        if done.look and recipe.algorithm.personal:
-            _rehearse_evaluation(recipe, fed, done)
+        if done.look and isinstance(recipe.algorithm, Personal):
+            _rehearse_evaluation(recipe, recipe.algorithm, fed, done)
         passed = fed.ledger.close()
         closed.append({"phase": done.phase} | {k: passed[k] for k in ("parameters", "bytes")})
         server = done.server
@@ -76,14 +77,14 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
     return closed, server, kept, states
 
 
-def _rehearse_evaluation(recipe: Recipe, fed: Rehearsal, done: Played) -> None:
-    owners = recipe.algorithm.owners(done.server, fed)
+def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, done: Played) -> None:
+    owners = algorithm.owners(done.server, fed)
     _, n = shares_of(recipe, len(owners))
-    model = recipe.algorithm.deliver(done.server)
+    model = algorithm.deliver(done.server)
     with fed.evaluating():
-        for average in (False, True) if recipe.algorithm.averages else (False,):
+        for average in (False, True) if algorithm.averages else (False,):
             asked = {"model": model, "n": n, "sampler": recipe.sampler, "average": average}
-            for _ in fed.ask(recipe.algorithm.draw, owners, **asked):
+            for _ in fed.ask(algorithm.draw, owners, **asked):
                 pass
 
 

@@ -14,6 +14,7 @@ from effuse.engines.folder import RunFolder
 from effuse.engines.loopback import Loopback
 from effuse.engines.observer import Observer
 from effuse.engines.processes import Processes, pick_workers, slots_each
+from effuse.engines.records import Result
 from effuse.engines.refusals import refuse, refuse_apart
 from effuse.engines.rounds import Run
 from effuse.engines.simulator import InProcess, Simulator, on_disk
@@ -63,7 +64,7 @@ def run(
     observer: Observer | None = None,
     served: Engine | None = None,
     trained: Path | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Start a run in a new folder and see it through; `trained` is a finished run of the same training, done only once then."""
     if served is None and engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
@@ -100,7 +101,7 @@ def resume(
     workers: int | None = None,
     observer: Observer | None = None,
     served: Engine | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Go on with a run from its last checkpoint; a finished one just gives its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
@@ -117,6 +118,8 @@ def resume(
         if folder.result.exists():
             observer.said(f"{out} is finished; nothing was left to do")
             return folder.read_result()
+        if (why := folder.unreadable()) is not None:  # told before data is loaded or a site is waited for
+            raise RunError(why)
         place = place or pick_device(manifest.get("device", "auto"))
         train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):

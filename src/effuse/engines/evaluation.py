@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from effuse.core.algorithm import Server
+from effuse.core.capabilities import Personal
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
@@ -24,6 +25,7 @@ from effuse.core.workbench import SERVER, Workbench
 from effuse.engines.device import pick_device
 from effuse.engines.folder import RunFolder
 from effuse.engines.grid import save_grid
+from effuse.engines.records import plain
 from effuse.engines.refusals import refuse_evaluation, refuse_model
 from effuse.engines.save import load
 from effuse.engines.simulator import Simulator, on_disk
@@ -71,17 +73,17 @@ class Evaluator:
 
         return predict
 
-    def look(self, model: Model, picture: Path) -> dict[str, Any]:
+    def look(self, model: Model, picture: Path) -> dict[str, Measurement]:
         """Metrics of one model, its grid saved as a picture."""
         images = self.samples(model)
         if images is not None and self.recipe.evaluate.grid:
             save_grid(images.first(self.recipe.evaluate.grid), picture)
-        return {name: report(m) for name, m in self.measure(images, model).items()}
+        return self.measure(images, model)
 
-    def look_at_images(self, images: Images) -> dict[str, Any]:
+    def look_at_images(self, images: Images) -> dict[str, Measurement]:
         """The recipe's metrics of samples, of a random choice of images that are there already, as far as they go."""
         order = torch.from_numpy(Stream(("images",)).numpy().permutation(len(images)))
-        return {name: report(m) for name, m in self.measure(images.rows(order), None, self._as_far_as(images)).items()}
+        return self.measure(images.rows(order), None, self._as_far_as(images))
 
     def _as_far_as(self, images: Images) -> tuple[Metric, ...]:
         """The recipe's metrics of samples, of no more than there are."""
@@ -89,9 +91,11 @@ class Evaluator:
 
     def look_at_clients(
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
-    ) -> tuple[dict[str, Any], list[str]]:
+    ) -> tuple[dict[str, Measurement], list[str]]:
         """Metrics of every personal model (mean and spread), of equal shares pooled, and the models' digests."""
-        owners = fed.algorithm.owners(server, fed)
+        algorithm = fed.algorithm
+        assert isinstance(algorithm, Personal)
+        owners = algorithm.owners(server, fed)
         share, n = shares_of(self.recipe, len(owners))
         grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
         digests: list[str] = []
@@ -99,7 +103,7 @@ class Evaluator:
         shares: list[Images] = []
         with fed.evaluating():
             asked = {"model": model, "n": n, "sampler": self.recipe.sampler, "average": average}
-            for client, drawn in fed.ask(fed.algorithm.draw, owners, **asked):
+            for client, drawn in fed.ask(algorithm.draw, owners, **asked):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
                     each += [self.measure(drawn.images, None)] if alone else []
@@ -109,15 +113,14 @@ class Evaluator:
                         save_grid(drawn.images.first(grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
         if not shares:
             return {}, digests
-        found = {}
+        found: dict[str, Measurement] = {}
         for name in each[0] if each else ():
             values = [m[name].value for m in each]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            found[name] = report(each[0][name]) | {"value": statistics.fmean(values), "std": spread, "clients": values}
+            found[name] = replace(each[0][name], value=statistics.fmean(values), std=spread, clients=values)
         pool = in_turn(shares)  # fewer than wanted where a client was silent
         for name, m in self.measure(pool, None, self._as_far_as(pool)).items():
-            found[f"{name}_pooled"] = report(m)
-            found[f"{name}_pooled"]["protocol"] = m.protocol | {"clients": len(shares)}
+            found[f"{name}_pooled"] = replace(m, protocol=m.protocol | {"clients": len(shares)})
         return found, digests
 
 
@@ -147,11 +150,6 @@ def evaluation_stream(seed: int) -> Any:
     return stream(seed, EVALUATION_T, "evaluate", 0, SERVER, "samples")
 
 
-def report(m: Measurement) -> dict[str, Any]:
-    """A measurement as it stands in result.json."""
-    return {"value": m.value, "protocol": m.protocol} | ({"warning": m.warning} if m.warning else {})
-
-
 def _taker(images: Images | None) -> Callable[[int], Images]:
     def take(n: int) -> Images:
         if images is None or len(images) < n:
@@ -171,7 +169,7 @@ def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> tup
     return fed, ended.server
 
 
-def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: str = "auto") -> dict[str, Any]:
+def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: str = "auto") -> dict[str, Measurement]:
     """Measure a finished run's saved model, by its recipe's metrics or by others."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
@@ -184,10 +182,10 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     machine, model = machine_for(recipe, opened.device), opened.model.to(opened.device)
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.task, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
-    if recipe.algorithm.personal:
+    if isinstance(recipe.algorithm, Personal):
         found, _ = evaluator.look_at_clients(*_clients(run, recipe, train, machine), model, picture)
     else:
         found = evaluator.look(model, picture)
-    blob = json.dumps({"settings": settings, "ema": ema, "metrics": found}, indent=2) + "\n"
+    blob = json.dumps({"settings": settings, "ema": ema, "metrics": plain(found)}, indent=2) + "\n"
     write_atomically(run / "evaluation.json", blob.encode())
     return found

@@ -18,7 +18,9 @@ from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import field_hints, text, with_values
 from effuse.core.wire import decode, encode, message
+from effuse.engines.records import Result, RoundRecord
 from effuse.engines.release import versions
+from effuse.engines.state import MARKS, saved_by_another
 
 
 @message(name="checkpoint")
@@ -107,25 +109,24 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Add a line to rounds.jsonl."""
         with writing(self.rounds), open(self.rounds, "a") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.write(json.dumps(record.to_json(), allow_nan=False) + "\n")
 
-    def read_result(self) -> dict[str, Any]:
+    def read_result(self) -> Result:
         """The result of a finished run."""
-        result: dict[str, Any] = json.loads(self.result.read_text())
-        return result
+        return Result.from_json(json.loads(self.result.read_text()), str(self.result))
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[RoundRecord]:
         return list(self.each_record())
 
-    def each_record(self) -> Iterator[dict[str, Any]]:
+    def each_record(self) -> Iterator[RoundRecord]:
         """The lines of rounds.jsonl one by one: all of them at once would grow with rounds times clients."""
         if self.rounds.exists():
             with open(self.rounds) as file:
                 # a last line without its end is being written this moment, or was when the process was killed
-                yield from (json.loads(line) for line in file if line.endswith("\n"))
+                yield from (RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n"))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoints"
@@ -133,7 +134,7 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         if self.rounds.exists():  # the lines that a checkpoint counts must be as durable as itself
             sync_file(self.rounds)
-        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint))
+        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint, marks=MARKS))
         for old in self._checkpoints()[:-1]:
             old.unlink(missing_ok=True)
 
@@ -142,11 +143,25 @@ class RunFolder:
         newest = self._checkpoints()[-1:]
         if not newest:
             return None
+        if (why := self.unreadable()) is not None:
+            raise RunError(why)
         try:
             checkpoint: Checkpoint = decode(newest[0].read_bytes(), Checkpoint)
         except WireError as error:
-            raise RunError(f"{newest[0]} cannot be read ({error}); restore it from a backup, or start a new run") from None
+            raise RunError(_damaged(newest[0], error)) from None
         return checkpoint
+
+    def unreadable(self) -> str | None:
+        """Why the newest checkpoint cannot be read, as far as its header tells: another version saved it, or it is damaged."""
+        for path in self._checkpoints()[-1:]:
+            with open(path, "rb") as file:
+                size = file.read(8)
+                head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
+            try:
+                return saved_by_another(head, path)
+            except WireError as error:
+                return _damaged(path, error)
+        return None
 
     def inherit(self, other: "RunFolder") -> None:
         """Begin where another run of the same training ended, its looks at the model left out."""
@@ -156,8 +171,8 @@ class RunFolder:
         if read_manifest(other.path).get("data_sha256") != read_manifest(self.path)["data_sha256"]:
             raise RunError(f"{other.path} was trained on other data than is there now; run it again, or restore the data")
         for record in other.each_record():
-            traffic = {key: value for key, value in record["traffic"].items() if key != EVALUATION}
-            self.append({key: value for key, value in record.items() if key != "metrics"} | {"traffic": traffic})
+            traffic = dataclasses.replace(record.traffic, evaluation=None)
+            self.append(dataclasses.replace(record, metrics=None, traffic=traffic))
         for kept in ("clients", "server"):
             if (other.path / kept).is_dir():
                 shutil.copytree(other.path / kept, self.path / kept, dirs_exist_ok=True)
@@ -179,3 +194,7 @@ class RunFolder:
         for folder in (self.path, self.path / "checkpoints", self.path / "server", *self.path.glob("clients/*")):
             for partial in folder.glob(".*.partial"):
                 partial.unlink(missing_ok=True)
+
+
+def _damaged(path: Path, error: WireError) -> str:
+    return f"{path} cannot be read ({error}); restore it from a backup, or start a new run"

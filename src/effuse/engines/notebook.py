@@ -10,6 +10,7 @@ from effuse.core.spec import text
 from effuse.engines import check as rehearsal
 from effuse.engines import driver
 from effuse.engines.observer import Observer
+from effuse.engines.records import Result
 from effuse.engines.save import load
 from effuse.recipes import find_recipe
 
@@ -18,18 +19,18 @@ __all__ = ["Finished", "check", "load", "recipe", "resume", "run"]
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run that is over: its folder and its result."""
+    """A run that is over: its folder and its result, whose fields are the keys of result.json."""
 
     path: Path
-    result: dict[str, Any]
+    result: Result
 
     @property
     def metrics(self) -> dict[str, float]:
-        return {name: m["value"] for name, m in self.result["metrics"].items()}
+        return {name: m.value for name, m in self.result.metrics.items()}
 
     @property
     def weights_sha256(self) -> str:
-        return str(self.result["weights_sha256"])
+        return self.result.weights_sha256
 
 
 def recipe(source: str | Recipe, **changes: Any) -> Recipe:

@@ -4,6 +4,7 @@ from typing import Any, Self
 
 from effuse.core.machine import Meter
 from effuse.core.recipe import Recipe
+from effuse.engines.records import Result, RoundRecord
 
 
 class Observer:
@@ -27,8 +28,8 @@ class Observer:
     def said(self, words: str) -> None:
         """The federation has news: who came, who went, whose answer was refused and why."""
 
-    def closed(self, record: dict[str, Any]) -> None:
+    def closed(self, record: RoundRecord) -> None:
         """A round is over; `record` is its line of rounds.jsonl."""
 
-    def finished(self, result: dict[str, Any]) -> None:
+    def finished(self, result: Result) -> None:
         """The run is over."""

@@ -25,8 +25,7 @@ def what_leaves(site: Site, hello: Hello) -> list[str]:
     lines.append(f"client {site.client} would train on {site.counted(shard)}")
     lines.append(f"what would leave this site (client {site.client}, {len(shard)} images here) in {recipe.rounds} rounds:")
     for name, job in recipe.algorithm.jobs.items():
-        if name != "draw" or recipe.algorithm.personal:
-            lines.append(f"  job '{name}' answers with {described(job.returns)}")
+        lines.append(f"  job '{name}' answers with {described(job.returns)}")
     for column, why in ((TRAINING, "to train"), (EVALUATION, "to evaluate")):
         sent = fed.ledger.total.get(Account(column, fed.link, "up", site.client))
         if sent:

@@ -1,12 +1,15 @@
 """A finished run's model made smaller: what it was and what it is then, in a run folder of its own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from effuse.core.capabilities import Personal
 from effuse.core.errors import RunError
 from effuse.core.files import cache_folder
+from effuse.core.metric import Measurement
 from effuse.core.model import Model
 from effuse.core.rng import Stream
 from effuse.core.spec import with_values
@@ -14,6 +17,7 @@ from effuse.core.workbench import Workbench
 from effuse.engines.device import pick_device
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.folder import RunFolder
+from effuse.engines.records import plain
 from effuse.engines.refusals import refuse_evaluation, refuse_model
 from effuse.engines.rounds import weights_digest
 from effuse.engines.save import load, save_model
@@ -31,7 +35,7 @@ def prune_run(
     """Prune a run's model into a new folder; parameters, arithmetic, size and metrics before and after."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
-    if recipe.algorithm.personal:
+    if isinstance(recipe.algorithm, Personal):
         raise RunError(f"{run}: {recipe.algorithm.name} has a model for each client and none to prune for all")
     folder = RunFolder(out)
     folder.require_new()
@@ -43,15 +47,20 @@ def prune_run(
     evaluator = Evaluator(recipe, train, test, Workbench(machine_for(recipe, opened.device), recipe.task, recipe.rounds), cache_folder())
     with folder.locked():
         save_model(less, recipe, out / "model")
-        before = _report(opened.model, evaluator, run / ("model-ema" if ema else "model"), out / "samples" / "before.png")
-        after = _report(less, evaluator, out / "model", out / "samples" / "after.png")
+        pictures = out / "samples"
+        was = evaluator.look(opened.model.to(opened.device), pictures / "before.png")
+        now = evaluator.look(less.to(opened.device), pictures / "after.png")
+        before = _report(opened.model, was, run / ("model-ema" if ema else "model"))
+        after = _report(less, now, out / "model")
         report = {"run": str(run), "out": str(out), "ratio": ratio, "criterion": criterion, "before": before, "after": after}
         folder.write_json("prune.json", report)
         result = RunFolder(run).read_result()
-        changed = {"weights_sha256": weights_digest(less, []), "metrics": after["metrics"], "parameters": less.params.numel}
         # what the traffic cost remains: the wider network was sent
-        changed["figures"] = result.get("figures", {}) | figures(less, recipe.algorithm, {})
-        folder.write_json("result.json", result | changed | {"pruned": PRUNED})
+        counted = {**(result.figures or {}), **figures(less, recipe.algorithm, {})}
+        smaller = replace(
+            result, weights_sha256=weights_digest(less, []), metrics=now, parameters=less.params.numel, figures=counted, pruned=PRUNED
+        )
+        folder.write_json("result.json", plain(smaller))
         # claimed only now: half of it is no run that `resume` could go on with, it would train another model in its place
         folder.create(
             with_values(recipe, "recipe", model=less.arch), f"{run.resolve().name}, pruned", "simulator", opened.device.type,
@@ -60,12 +69,12 @@ def prune_run(
     return report
 
 
-def _report(model: Model, evaluator: Evaluator, saved: Path, picture: Path) -> dict[str, Any]:
+def _report(model: Model, metrics: dict[str, Measurement], saved: Path) -> dict[str, Any]:
     size = sum(f.stat().st_size for f in saved.rglob("*.safetensors"))
     return {
         "parameters": model.params.numel,
         "macs": macs(model.arch),
         "layer_macs": layer_macs(model.arch),
         "bytes": size,
-        "metrics": evaluator.look(model.to(evaluator.bench.machine.device), picture),
+        "metrics": plain(metrics),
     }

@@ -8,6 +8,7 @@ import torch
 
 from effuse.core.aggregate import Reducer
 from effuse.core.algorithm import FEDERATE
+from effuse.core.capabilities import Personal
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation
@@ -26,7 +27,7 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     """Raise what training or evaluating a resolved recipe would raise later."""
     refuse_model(recipe, train)
     recipe.algorithm.ready(recipe.clients)
-    if recipe.algorithm.personal and recipe.ema is not None:
+    if isinstance(recipe.algorithm, Personal) and recipe.ema is not None:
         raise RecipeError(
             f"ema: {recipe.algorithm.name} has a model per client; average those by algorithm.local.ema instead"
         )
@@ -97,7 +98,7 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     for metric in recipe.evaluate.metrics:
         if metric.samples and recipe.sampler is None:
             raise RecipeError(f"evaluate.metrics: {metric} looks at samples, but there is no sampler; set sampler=ddim()")
-        if not metric.samples and recipe.algorithm.personal:
+        if not metric.samples and isinstance(recipe.algorithm, Personal):
             raise RecipeError(
                 f"evaluate.metrics: {metric} looks at a model, but those of {recipe.algorithm.name} stay with its clients; "
                 "use a metric of samples, such as fid()"

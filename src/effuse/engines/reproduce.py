@@ -112,7 +112,7 @@ class Reproduction:
             return None
         wanted = training(plan.recipe)
         alike = (p for p in self.planned.values() if training(p.recipe) == wanted and self._state(p)[0] == "done")
-        return next((p.folder.path for p in alike), None)
+        return next((p.folder.path for p in alike if p.folder.unreadable() is None), None)
 
     def _rehearse(self, plan: Planned) -> None:
         found = check(plan.recipe, plan.cell.name)
@@ -173,18 +173,23 @@ class Reproduction:
         row |= {"metric": self._metric(cell.metric), "printed": cell.printed, "printed_spread": cell.spread}
         row |= {"beside": dict(cell.beside), "ours": None, "ours_spread": None, "also": {}}
         if state == "done":
-            rehearsed = self.table.rehearsed
-            result = json.loads((plan.folder.path / CHECKED).read_text()) if rehearsed else plan.folder.read_result()
-            # figures follow from the network and its messages; runs of earlier releases have none
-            found = {name: {"value": value} for name, value in result.get("figures", {}).items()} | result.get("metrics", {})
-            ours = found.get(row["metric"], {})
-            row |= {"ours": ours.get("value"), "ours_spread": ours.get("std")}  # over clients, where they own their models
-            beside = {name: found.get(self._metric(name)) for name in self.table.also}
-            row["also"] = {self._metric(name): m["value"] for name, m in beside.items() if m}
-            sent = result["traffic"]
-            row |= {"parameters_sent": sent["parameters"]["total"], "bytes_sent": sent["bytes"]["total"]}
-            row |= {name: result[name] for name in ("seconds", "round_seconds") if name in result}
+            found, measured = self._numbers(plan)
+            row |= measured | {"ours": found.get(row["metric"])}
+            row["also"] = {name: found[name] for name in map(self._metric, self.table.also) if name in found}
         return row | {"recipe": cell.recipe, "settings": list(plan.settings), "run": str(plan.folder.path)}
+
+    def _numbers(self, plan: Planned) -> tuple[dict[str, float], dict[str, Any]]:
+        """What was found of a finished cell by name, figures and metrics, and what its row says besides."""
+        if self.table.rehearsed:
+            kept = json.loads((plan.folder.path / CHECKED).read_text())
+            return kept["figures"], {f"{name}_sent": kept["traffic"][name]["total"] for name in ("parameters", "bytes")}
+        result = plan.folder.read_result()
+        # figures follow from the network and its messages
+        found = {**(result.figures or {}), **{name: m.value for name, m in result.metrics.items()}}
+        ours, sent = result.metrics.get(self._metric(plan.cell.metric)), result.traffic
+        measured: dict[str, Any] = {"parameters_sent": sent.parameters.total, "bytes_sent": sent.bytes.total}
+        measured |= {"ours_spread": ours and ours.std, "seconds": result.seconds}
+        return found, measured | ({} if result.round_seconds is None else {"round_seconds": result.round_seconds})
 
     def _rehearsed(self, plan: Planned) -> str:
         file = plan.folder.path / CHECKED
@@ -213,5 +218,5 @@ class Reproduction:
             return "done", ""
         if (folder.path / DIVERGED).exists():
             return "failed", (folder.path / DIVERGED).read_text().strip()
-        rounds = [record["federated"] for record in folder.records()]
+        rounds = [record.federated for record in folder.records()]
         return "unfinished", f"after round {max(rounds, default=0)} of {plan.recipe.rounds}"

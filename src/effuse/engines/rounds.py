@@ -1,5 +1,6 @@
 """The one round loop: every engine, every algorithm; plays, evaluates, records, checkpoints."""
 
+import dataclasses
 import hashlib
 import json
 import time
@@ -9,11 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.capabilities import Averages, Discloses, Draws, Personal, StopsEarly
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.files import cache_folder
 from effuse.core.ledger import TRAINING
+from effuse.core.metric import Measurement
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.core.rng import stream
@@ -23,6 +26,7 @@ from effuse.core.workbench import SERVER
 from effuse.engines.evaluation import Evaluator
 from effuse.engines.folder import Checkpoint, RunFolder
 from effuse.engines.observer import Observer
+from effuse.engines.records import Result, RoundRecord, Seconds, Traffic, made, plain
 from effuse.engines.save import save_model
 from effuse.engines.speed import keep, machines_for
 from effuse.engines.stage import Engine, Stage
@@ -32,6 +36,8 @@ from effuse.metrics.cost import figures
 from effuse.models.cut import Cuttable
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
+PRUNED = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
+PERSONAL = "model/ holds the shared parts and the initial private ones; each client keeps its own model"
 
 
 class Played(NamedTuple):
@@ -51,7 +57,7 @@ def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: i
 
     def over() -> bool:
         enough = server.phase == FEDERATE and federated >= recipe.rounds
-        return enough or algorithm.done(server)
+        return enough or (isinstance(algorithm, StopsEarly) and algorithm.done(server))
 
     while not over():
         fed.begin(t, federated)
@@ -95,11 +101,11 @@ class Run:
         self.ema: Model | None = None
         self.averaged = 0  # models in it
         self.seconds = 0.0
-        self.metrics: dict[str, Any] = {}
+        self.metrics: dict[str, Measurement] = {}
         self.unseen = False  # the model was trained by another run, and only the look at it is left
         self.digests: list[str] = []
 
-    def complete(self) -> dict[str, Any]:
+    def complete(self) -> Result:
         """From the last checkpoint, or from nothing, to the result."""
         try:
             with self.fed:
@@ -110,13 +116,13 @@ class Run:
         keep(self.machines)
         return result
 
-    def _complete(self) -> dict[str, Any]:
+    def _complete(self) -> Result:
         algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
         began = time.monotonic()
         server, t, federated = self._start()
         self.seconds -= began
-        traffic = fed.ledger.report()[TRAINING]["bytes"]["total"]
-        self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, traffic)
+        sent = fed.ledger.report()[TRAINING]["bytes"]["total"]
+        self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, sent)
         checked, spent = time.monotonic(), 0.0
         started, trained, evaluated = time.monotonic(), 0, 0
         last = algorithm.deliver(server)
@@ -133,16 +139,18 @@ class Run:
                 if done.federated:  # not over what came before federation
                     self.ema = self._averaged(server, model, new=model is not last)
             last = model
-            record = self._record(done, trained, evaluated, time.monotonic() - started)
+            seconds, metrics = time.monotonic() - started, None
+            about = self._about(done, trained, evaluated)
             if done.look:
                 self.observer.phase("evaluating")
                 with span("evaluate"):
                     self.metrics = self._evaluate(server, done.federated)
                     if done.over:
                         self.metrics |= self._evaluate_images(server)
-                record["metrics"] = {name: m["value"] for name, m in self.metrics.items()}
-            record["traffic"] = fed.ledger.close()
-            record["seconds"] = {"round": record["seconds"], "total": time.monotonic() - started}
+                metrics = {name: m.value for name, m in self.metrics.items()}
+            traffic = Traffic.from_json(fed.ledger.close(), "the ledger")
+            total = Seconds(round=seconds, total=time.monotonic() - started)
+            record = RoundRecord(**about, metrics=metrics, traffic=traffic, seconds=total)
             self.folder.append(record)
             self.observer.closed(record)
             t, federated = done.t + 1, done.federated
@@ -173,7 +181,8 @@ class Run:
             fed.restore(saved.snapshots, saved.received)
             fed.ledger.restore(saved.ledger)
             metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
-            self.metrics, self.unseen = metrics or {}, metrics is None
+            self.metrics = {name: made(m, Measurement, "the checkpoint") for name, m in (metrics or {}).items()}
+            self.unseen = metrics is None
             fed.workbench.state = placed(self.bench_state.read(saved.workbench), self.machine.device)
             self.folder.cut(saved.lines)
             return placed(saved.server, self.machine.device), saved.t, saved.federated
@@ -195,9 +204,9 @@ class Run:
             )
 
     def _averaged(self, server: Server, model: Model, new: bool) -> Model | None:
-        decay = self.recipe.ema
+        decay, algorithm = self.recipe.ema, self.recipe.algorithm
         if decay is None:
-            own = self.recipe.algorithm.average(server)
+            own = algorithm.average(server) if isinstance(algorithm, Averages) else None
             return None if own is None else model.holding(own)
         if self.ema is None or self.ema.arch != model.arch:
             self.averaged = int(new)  # what nobody has trained yet gives way to the first that is
@@ -208,32 +217,25 @@ class Run:
         # after n models, weights in proportion to decay^(n - i): the first one is no heavier than its age
         return self.ema.lerp(model, (1 - decay) / (1 - decay**self.averaged))
 
-    def _record(self, done: Played, trained: int, evaluated: int, seconds: float) -> dict[str, Any]:
+    def _about(self, done: Played, trained: int, evaluated: int) -> dict[str, Any]:
+        """What a round's record says of its training."""
         weight = sum(w for _, w in self.fed.losses)
         loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
-        images, evaluations = self.machine.meter.images - trained, self.machine.meter.evaluations - evaluated
-        record = {
-            "t": done.t,
-            "phase": done.phase,
-            "federated": done.federated,
-            "loss": loss,
-            "images": images,
-            "evaluations": evaluations,  # of networks, while drawing images
-            "seconds": seconds,
-        }
-        if self.fed.at_a_time is not None:
-            record["at_a_time"] = self.fed.at_a_time
+        about: dict[str, Any] = {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": loss}
+        about["images"] = self.machine.meter.images - trained
+        about["evaluations"] = self.machine.meter.evaluations - evaluated
         if self.machine.device.type == "cuda":
-            record["gpu_bytes"] = torch.cuda.max_memory_reserved()
+            about["gpu_bytes"] = torch.cuda.max_memory_reserved()
             torch.cuda.reset_peak_memory_stats()
-        return record | ({"noted": self.fed.noted} if self.fed.noted else {})
+        return about | {"at_a_time": self.fed.at_a_time, "noted": self.fed.noted or None}
 
-    def _evaluate(self, server: Server, federated: int) -> dict[str, Any]:
-        model = self.recipe.algorithm.deliver(server)
+    def _evaluate(self, server: Server, federated: int) -> dict[str, Measurement]:
+        algorithm = self.recipe.algorithm
+        model = algorithm.deliver(server)
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
-        if self.recipe.algorithm.personal:
+        if isinstance(algorithm, Personal):
             found, self.digests = self.evaluator.look_at_clients(self.fed, server, model, picture)
-            if self.recipe.algorithm.averages:
+            if algorithm.averages:
                 smoothed = picture.with_stem(f"{picture.stem}-ema")
                 smooth, _ = self.evaluator.look_at_clients(self.fed, server, model, smoothed, True)
                 found |= {f"{name}_ema": m for name, m in smooth.items()}
@@ -244,8 +246,9 @@ class Run:
             found |= {f"{name}_ema": m for name, m in smooth.items()}
         return found
 
-    def _evaluate_images(self, server: Server) -> dict[str, Any]:
-        kept = self.recipe.algorithm.images(server)
+    def _evaluate_images(self, server: Server) -> dict[str, Measurement]:
+        algorithm = self.recipe.algorithm
+        kept = algorithm.images(server) if isinstance(algorithm, Draws) else None
         return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.look_at_images(kept).items()}
 
     def _checkpoint(self, server: Server, t: int, federated: int) -> None:
@@ -265,7 +268,7 @@ class Run:
                 received={name: tuple(sorted(clients)) for name, clients in fed.received.items()},
                 workbench=workbench,
                 ledger=fed.ledger.saved(),
-                metrics=json.dumps(self.metrics),
+                metrics=json.dumps(plain(self.metrics)),
                 digests=self.digests,
                 lines=self.folder.rounds.stat().st_size,
                 seconds=self.seconds + time.monotonic(),
@@ -274,39 +277,39 @@ class Run:
         self.bench_state.prune({workbench})
         fed.durable = dict(fed.snapshots)
 
-    def _finish(self, server: Server, federated: int) -> dict[str, Any]:
+    def _finish(self, server: Server, federated: int) -> Result:
         self.observer.phase("saving")
-        model = self.recipe.algorithm.deliver(server)
+        algorithm = self.recipe.algorithm
+        model = algorithm.deliver(server)
         save_model(model, self.recipe, self.folder.path / "model")
         if self.ema is not None:
             save_model(self.ema, self.recipe, self.folder.path / "model-ema")
         ledger = self.fed.ledger.report()
         images, seconds, per_round = 0, 0.0, []
         for record in self.folder.each_record():
-            images += record["images"]
-            seconds += record["seconds"]["round"]
-            per_round.append({"phase": record["phase"]} | {k: record["traffic"][k] for k in ("parameters", "bytes")})
-        spent = self.recipe.algorithm.spent(server)
+            images += record.images
+            seconds += record.seconds.round
+            sent = {"parameters": plain(record.traffic.parameters), "bytes": plain(record.traffic.bytes)}
+            per_round.append({"phase": record.phase} | sent)
+        spent = algorithm.spent(server) if isinstance(algorithm, Discloses) else None
         privacy = {} if spent is None else {"privacy": spent}
         self.folder.write_json("ledger.json", ledger | privacy | {"per_round": per_round})
-        result = {
-            "weights_sha256": weights_digest(model, self.digests),
-            "metrics": self.metrics,
-            "rounds": federated,
-            "traffic": {k: v for k, v in ledger[TRAINING].items() if k != "clients"},
-            "parameters": model.params.numel,
-            "figures": figures(model, self.recipe.algorithm, ledger["costs"]),
-            "images": images,
-            "seconds": self.seconds + time.monotonic(),
-            "round_seconds": seconds,  # without preparation and evaluation: what methods are compared by
-        }
-        if model.arch != self.recipe.model and isinstance(model.arch, Cuttable) and model.arch.cut:
-            result["pruned"] = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
-        if self.recipe.algorithm.personal:
-            result["personal"] = (
-                "model/ holds the shared parts and the initial private ones; each client keeps its own model"
-            )
-        self.folder.write_json("result.json", result)
+        arch = model.arch
+        cut = arch != self.recipe.model and isinstance(arch, Cuttable) and arch.cut
+        result = Result(
+            weights_sha256=weights_digest(model, self.digests),
+            metrics=self.metrics,
+            rounds=federated,
+            traffic=dataclasses.replace(Traffic.from_json(ledger[TRAINING], "the ledger"), clients=None),
+            parameters=model.params.numel,
+            figures=figures(model, algorithm, ledger["costs"]),
+            images=images,
+            seconds=self.seconds + time.monotonic(),
+            round_seconds=seconds,
+            pruned=PRUNED if cut else None,
+            personal=PERSONAL if isinstance(algorithm, Personal) else None,
+        )
+        self.folder.write_json("result.json", plain(result))
         self.observer.finished(result)
         return result
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from effuse.core.capabilities import Personal
 from effuse.core.eager import Eager, batch_seeds
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.files import writing
@@ -108,7 +109,7 @@ def load(run: Path | str, *, ema: bool = False, client: int | None = None, devic
     folder = run / ("model-ema" if ema else "model")
     if not RunFolder(run).result.exists():
         raise RunError(f"{run} is not finished and has no model yet; finish it with `effuse resume {run}`")
-    if ema and recipe.algorithm.personal:
+    if ema and isinstance(recipe.algorithm, Personal):
         raise RunError(f"{run}: the clients' own models have no moving average; leave --ema out")
     if ema and not folder.is_dir():
         raise RunError(f"{run} kept no moving average; run it with --set ema=0.99")
@@ -119,7 +120,7 @@ def load(run: Path | str, *, ema: bool = False, client: int | None = None, devic
 
 
 def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
-    if not recipe.algorithm.personal:
+    if not isinstance(recipe.algorithm, Personal):
         raise RunError(f"{run}: {recipe.algorithm.name} has one global model and none per client; leave --client out")
     checkpoint = RunFolder(run).load_checkpoint()
     name = None if checkpoint is None else checkpoint.snapshots.get(client)

@@ -5,12 +5,26 @@ from typing import Any
 
 from torch import Tensor
 
+import effuse
 from effuse.core.errors import FederationError, WireError
 from effuse.core.files import sync_file, write_atomically, writing
 from effuse.core.params import Buffers, Params
-from effuse.core.wire import MESSAGES, decode, each_params, encode, is_message, message_name
+from effuse.core.wire import MESSAGES, decode, each_params, encode, is_message, marks_in, message_name
 
+FORMAT = "2"  # of checkpoints and client states; raised when this version can no longer read what another saved
+MARKS = {"format": FORMAT, "version": effuse.__version__}  # in the header of both
 KINDS: dict[str, Any] = {"params": Params, "buffers": Buffers, "tensor": Tensor, "scalar": bool | int | float | str | None}
+
+
+def saved_by_another(blob: bytes, what: object) -> str | None:
+    """Why a checkpoint or a client state cannot be read, as far as its header tells; None where it can."""
+    marks = marks_in(blob)
+    if marks.get("format") == FORMAT:
+        return None
+    return (
+        f"{what} was saved by effuse {marks.get('version', '0.1.0 or older')}, and this is effuse {effuse.__version__}, which "
+        "cannot read it; use that version for this run, or start a new one"
+    )
 
 
 def kind_of(value: Any, where: str) -> str:
@@ -45,6 +59,9 @@ class Snapshots:
                 f"client folder {self.folder} has no snapshot '{name}' that the server expects; "
                 "restore the folder from a backup, or start a new run"
             ) from None
+        table = blob[8 : 8 + int.from_bytes(blob[:8], "little")]
+        if (refusal := saved_by_another(table, path)) is not None:
+            raise FederationError(refusal)
         return unpack_state(blob)
 
     def write(self, name: str, state: dict[str, Any]) -> None:
@@ -99,7 +116,7 @@ def bytes_in(value: Any) -> int:
 def pack_state(state: dict[str, Any]) -> bytes:
     """State as framed blobs: a table of kinds, then one blob a value."""
     kinds = {key: kind_of(value, f"state['{key}']") for key, value in state.items()}
-    return frame(encode(kinds, dict[str, str]), *(encode(v, _hint(kinds[k])) for k, v in state.items()))
+    return frame(encode(kinds, dict[str, str], marks=MARKS), *(encode(v, _hint(kinds[k])) for k, v in state.items()))
 
 
 def unpack_state(blob: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from effuse.core.algorithm import Algorithm
+from effuse.core.capabilities import Companions
 from effuse.core.model import Arch, Model
 from effuse.core.task import Give
 from effuse.models.cut import Cuttable
@@ -73,7 +74,7 @@ def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> d
     counted = {}
     if isinstance(model.arch, Cuttable):
         counted["gmacs"] = layer_macs(model.arch) / 1e9
-        if algorithm.frozen:
+        if isinstance(algorithm, Companions):
             counted["gmacs_frozen"] = algorithm.frozen * layer_macs(model.arch, "features") / 1e9
     return {"parameters_m": model.params.numel / 1e6, **counted, **{f"{name}_cost": c for name, c in costs.items()}}
 

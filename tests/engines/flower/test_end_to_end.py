@@ -34,8 +34,8 @@ def test_a_stateful_recipe_with_part_of_its_clients_gives_the_simulators_weights
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     expected = driver.run(find_recipe("demo")[1].changed(SETTINGS), tmp_path / "simulator")
-    assert found["weights_sha256"] == expected["weights_sha256"]
-    assert found["traffic"]["bytes"] == expected["traffic"]["bytes"]
+    assert found["weights_sha256"] == expected.weights_sha256
+    assert found["traffic"]["bytes"] == expected.traffic.bytes.to_json()
     assert not (tmp_path / "flower" / "flower" / "keys").exists()  # made for this sitting only
     log = (tmp_path / "flower" / "federation.log").read_text()
     assert re.search("manifest demo@[0-9a-f]{64}; waiting for 3 clients", log)  # by its name, as sites see it and may allow it

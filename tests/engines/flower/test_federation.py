@@ -60,8 +60,8 @@ def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
             run_over(post, recipe, tmp_path / "flower")
         return
     a, b = driver.run(recipe, tmp_path / "simulator"), run_over(post, recipe, tmp_path / "flower")
-    assert a["weights_sha256"] == b["weights_sha256"]
-    assert a["traffic"]["bytes"] == b["traffic"]["bytes"] and a["traffic"]["parameters"] == b["traffic"]["parameters"]
+    assert a.weights_sha256 == b.weights_sha256
+    assert a.traffic.bytes == b.traffic.bytes and a.traffic.parameters == b.traffic.parameters
 
 
 ORACLE = QuickTest(encoder=Pixels(side=2), reference="oracle")
@@ -109,7 +109,7 @@ def test_every_algorithm_goes_on_without_a_silent_client(name, tmp_path):
     post.fault = lambda client, n, letter: None if client == 1 and n <= 2 else letter
     recipe = toy_recipe(algorithm=ALGORITHMS[name], rounds=4, reproducible=True)
     result = run_over(post, recipe, tmp_path / "run", Terms(quorum=1, deadline=0.2))
-    assert result["rounds"] == 4
+    assert result.rounds == 4
     assert "silent: 1" in log_of(tmp_path / "run")
 
 
@@ -201,10 +201,10 @@ def test_a_bad_answer_is_rejected_with_a_reason_and_the_round_goes_on(kind, tmp_
     for name, fault in (("bad", spoilt(change)), ("silent", spoilt(lambda letter: None))):
         post = FakePost(tmp_path / name / "sites", 3)
         post.fault = fault
-        digests.append(run_over(post, recipe, tmp_path / name / "run", PATIENT)["weights_sha256"])
+        digests.append(run_over(post, recipe, tmp_path / name / "run", PATIENT).weights_sha256)
     assert digests[0] == digests[1]
     assert re.search(f"round 1, job 'train': client 1's answer is rejected: .*{reason}", log_of(tmp_path / "bad" / "run"))
-    undisturbed = driver.run(recipe, tmp_path / "undisturbed")["weights_sha256"]
+    undisturbed = driver.run(recipe, tmp_path / "undisturbed").weights_sha256
     assert undisturbed != digests[0]
 
 
@@ -237,7 +237,7 @@ def test_a_client_that_is_shut_out_is_neither_asked_nor_waited_for(tmp_path):
     post = FakePost(tmp_path / "sites", 3)
     del post.sites[101]
     result = run_over(post, recipe, tmp_path / "run", PATIENT._replace(shut_out=frozenset({1})))
-    assert result["weights_sha256"] == expected["weights_sha256"] and post.orders == [0, 2] * 3
+    assert result.weights_sha256 == expected.weights_sha256 and post.orders == [0, 2] * 3
     told = log_of(tmp_path / "run")
     assert "waiting for 2 clients" in told and "shut out, for want of a key: 1" in told
     assert "beginning without" not in told and "silent" not in told
@@ -253,7 +253,7 @@ def test_who_is_shut_out_is_not_drawn_and_two_others_may_not_be_silent_in_its_pl
         post = FakePost(tmp_path / name, 3)
         del post.sites[101]
         result = run_over(post, toy_recipe(rounds=6, reproducible=True, algorithm=algorithm), tmp_path / f"run-{name}", out)
-        assert result["rounds"] == 6 and {*post.orders} == {0, 2}
+        assert result.rounds == 6 and {*post.orders} == {0, 2}
     post = FakePost(tmp_path / "silent", 3)
     del post.sites[101]
     post.fault = lambda client, n, letter: None if client == 2 else letter
@@ -274,7 +274,7 @@ def test_a_network_may_have_more_classes_than_the_data(algorithm, tmp_path):
     model = Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True, classes=5)
     recipe = toy_recipe(algorithm=algorithm, model=model, rounds=1, reproducible=True)
     found = run_over(FakePost(tmp_path / "sites", 3), recipe, tmp_path / "flower")
-    assert found["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    assert found.weights_sha256 == driver.run(recipe, tmp_path / "simulator").weights_sha256
 
 
 def test_without_a_quorum_everyone_must_answer_and_the_run_can_be_resumed(tmp_path):
@@ -285,7 +285,7 @@ def test_without_a_quorum_everyone_must_answer_and_the_run_can_be_resumed(tmp_pa
     with pytest.raises(QuorumError, match=r"2 of 3 replied, quorum 3; rejected: 2 \(.*non-finite"):
         run_over(post, recipe, tmp_path / "run")
     result = driver.resume(tmp_path / "run", served=over(post, Terms()))
-    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    assert result.weights_sha256 == driver.run(recipe, tmp_path / "simulator").weights_sha256
     with pytest.raises(RunError, match="effuse resume"):
         driver.resume(tmp_path / "simulator", served=over(post, Terms()))
     with pytest.raises(RunError, match="effuse serve --resume"):
@@ -317,7 +317,7 @@ def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
         results[name] = driver.run(recipe, tmp_path / name / "run", served=engine)
         snapshots = {p.stem for p in (tmp_path / name / "sites" / "1").glob("*.state")}
         assert "3_0" in snapshots and "1_0" not in snapshots
-    assert results["late"]["weights_sha256"] == results["never"]["weights_sha256"]
+    assert results["late"].weights_sha256 == results["never"].weights_sha256
     assert "client 1's answer to round 1, job 'train' came past its deadline and is discarded" in log_of(
         tmp_path / "late" / "run"
     )
@@ -336,7 +336,7 @@ def test_a_site_that_is_started_again_is_sent_its_order_again(tmp_path):
 
     post.fault = fault
     result = run_over(post, recipe, tmp_path / "run", Terms(deadline=5))
-    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    assert result.weights_sha256 == driver.run(recipe, tmp_path / "simulator").weights_sha256
     assert "client 1 is back" in log_of(tmp_path / "run")
 
 
@@ -346,7 +346,7 @@ def test_a_site_that_is_gone_is_waited_for(tmp_path):
     post = FakePost(tmp_path / "sites", 3)
     post.fault = lambda client, n, letter: Letter(UNDELIVERED) if client == 1 and n == 2 else letter
     result = run_over(post, recipe, tmp_path / "run", Terms(deadline=5))
-    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    assert result.weights_sha256 == driver.run(recipe, tmp_path / "simulator").weights_sha256
     assert "client 1 is gone" in log_of(tmp_path / "run")
 
 
@@ -357,7 +357,7 @@ def test_a_broken_connection_is_opened_again_and_orders_sent_again(after, tmp_pa
     post.breaks = after
     result = run_over(post, recipe, tmp_path / "run", Terms(deadline=5))
     assert post.opened == 2 and "connection is lost (the cable was pulled)" in log_of(tmp_path / "run")
-    assert result["weights_sha256"] == driver.run(recipe, tmp_path / "simulator")["weights_sha256"]
+    assert result.weights_sha256 == driver.run(recipe, tmp_path / "simulator").weights_sha256
 
 
 def test_a_key_is_bound_to_its_client(tmp_path):

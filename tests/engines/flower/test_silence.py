@@ -69,7 +69,7 @@ def test_feddiffuse_meets_a_client_again_whose_first_answer_was_lost(tmp_path):
     it is sent everything a second time, and the decoder alone in round 3; the others after round 1.
     """
     ended, _ = played(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
-    sent = [record["traffic"]["clients"] for record in RunFolder(tmp_path / "run").records()]
+    sent = [record.traffic.clients for record in RunFolder(tmp_path / "run").records()]
     assert [[clients[k]["down"] for k in "012"] for clients in sent] == [[388, 388, 388], [148, 388, 148], [148, 148, 148]]
     assert ended.received == {"theta": (0, 1, 2)}
 
@@ -80,7 +80,7 @@ def test_fedphds_edges_count_those_who_answered(tmp_path):
     40 images in thirds are 14, 13 and 13."""
     phd = FedPhD(local=ADAM, cohort=None, edges=20, selection="random", variant="none", r_g=2)
     played(tmp_path, {3}, phd, rounds=2)  # its answers are: enrol, choose, train
-    first, second = (r["noted"] for r in RunFolder(tmp_path / "run").records()[1:])
+    first, second = (r.noted for r in RunFolder(tmp_path / "run").records()[1:])
     assert len(set(first["edges"].values())) == 3
     assert first["n_e"][first["edges"]["1"]] == 0 and sum(first["n_e"]) == 27
     assert sum(second["n_e"]) == 27 + 40
@@ -90,7 +90,7 @@ def test_fedphds_edge_counts_those_who_answered_and_not_who_was_sent_there(tmp_p
     """One edge: client 1 is silent beside the two others, whose 14 and 13 images are behind the edge's model."""
     phd = FedPhD(local=ADAM, cohort=None, edges=1, variant="none", r_g=2)
     played(tmp_path, {3}, phd, rounds=1)
-    noted = RunFolder(tmp_path / "run").records()[1]["noted"]
+    noted = RunFolder(tmp_path / "run").records()[1].noted
     assert noted["edges"] == {"0": 0, "1": 0, "2": 0} and noted["n_e"] == [27]
 
 
@@ -100,7 +100,7 @@ def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_dra
     ended, log = played(tmp_path, {1}, phd, seen, rounds=2)
     told = next(decode(letter.body, Told) for client, n, letter in seen if (client, n) == (1, 1))
     assert ended.server.told[1] == pytest.approx(told.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
-    assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1]["noted"]["edges"]
+    assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
 
 
 @pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])

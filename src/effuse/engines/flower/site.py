@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from effuse.core.capabilities import Discloses
 from effuse.core.data import Dataset, Shard, Source
 from effuse.core.errors import DataError, FederationError, ModelError, RecipeError, TrainingError, WireError
 from effuse.core.federation import Order
@@ -132,7 +133,7 @@ class Site:
                 raise FederationError(f"there is no client {self.client}; the recipe has clients 0 to {len(shards) - 1}")
             return shards[self.client]
         train = self.train
-        if recipe.model.conditional or isinstance(recipe.task, Classify) or recipe.algorithm.counts_labels:
+        if recipe.model.conditional or isinstance(recipe.task, Classify) or isinstance(recipe.algorithm, Discloses):
             train = relabelled(train, classes)
         refuse_images(recipe, train)
         refuse_model(recipe, train)

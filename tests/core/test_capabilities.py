@@ -1,0 +1,59 @@
+"""What few algorithms do is declared by those alone, and asked for by `isinstance`."""
+
+import inspect
+
+import pytest
+from toy import ADAM, ALGORITHMS, toy_recipe
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core import capabilities
+from effuse.core.algorithm import Algorithm, job_of
+from effuse.core.capabilities import Averages, Companions, Discloses, Draws, Hierarchical, Personal, StopsEarly
+from effuse.core.errors import FederationError
+from effuse.core.spec import registry
+from effuse.engines.loopback import Loopback
+from effuse.engines.rehearsal import Hollow
+from effuse.engines.simulator import on_disk
+
+DECLARED = {
+    Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec"},
+    Hierarchical: {"fedphd"},
+    Discloses: {"fedphd"},
+    Draws: {"aux_only", "fedddpm", "fedddpm_plus", "localaug"},
+    Averages: {"centralised"},
+    StopsEarly: {"fedddpm_plus"},
+    Companions: {"moon"},
+}
+HOOKS = {"jobs", "solvers", "ready", "setup", "round", "deliver", "warnings"}
+
+
+def test_every_capability_is_declared_by_who_has_it():
+    real = {cls for cls in registry(Algorithm).values() if cls.__module__.startswith("effuse.")}
+    assert {kind: {cls.name for cls in real if issubclass(cls, kind)} for kind in DECLARED} == DECLARED
+    defined = {cls for _, cls in inspect.getmembers(capabilities, inspect.isclass) if cls.__module__ == capabilities.__name__}
+    assert {cls for cls in defined if issubclass(cls, Algorithm)} == {*DECLARED}, "and no other is there"
+
+
+def test_an_algorithm_has_few_hooks():
+    """A new one that a single algorithm needs is a capability."""
+    assert {name for name in vars(Algorithm) if not name.startswith("_")} - {"name"} == HOOKS
+
+
+def test_a_capability_alone_is_no_algorithm():
+    assert not {cls.name for cls in registry(Algorithm).values()} & {kind.name for kind in DECLARED}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_only_personal_models_are_asked_to_draw(name):
+    assert ("draw" in ALGORITHMS[name].jobs) == isinstance(ALGORITHMS[name], Personal)
+
+
+def test_an_order_to_draw_from_no_model_of_its_own_is_refused(tmp_path):
+    """FedAvg has the job 'train' alone, whoever asks for another."""
+    algorithm, recipe = FedAvg(local=ADAM), toy_recipe()
+    with pytest.raises(FederationError, match="fedavg has no job 'draw'; it has train"):
+        job_of(algorithm, "draw")
+    shards = recipe.shards(recipe.data.load("train"))
+    fed = Loopback(algorithm, shards, Hollow(), rounds=1, seed=0, snapshots=on_disk(tmp_path))
+    with pytest.raises(FederationError, match="no job 'draw'"):
+        fed.ask(Personal.draw, [0], model=None, n=1, sampler=None, average=False)
