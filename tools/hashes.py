@@ -55,13 +55,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "*": (MEASURED,),
     "demo": ("rounds=2", "sampler.steps=5"),
     "feddiffuse.*": (
-        "rounds=2", "model=convnext_unet(dim=8, multipliers=[1, 2])", "task.schedule.steps=20", "sampler.batch=20",
+        "rounds=2", "model=convnext_unet(dim=8, multipliers=[1, 2])", "task.schedule.steps=25", "sampler.batch=20",
         "algorithm.local.epochs=1", "algorithm.local.batch=32",
     ),
     "fedphd*": ("rounds=4", "sampler.steps=5"),
     "fedphd": ("algorithm.r_g=2", "algorithm.R_s=2"),
     "fedphd.demo": ("algorithm.R_s=2", "algorithm.local.epochs=1"),
-    "fedphd[!.]*": (),
 }  # fmt: skip
 SMALL_UNET = "model=unet(widths=[16, 32], layers=1, attention=[16], middle_attention=False, groups=8, dropout=0.1)"
 SMALL_BATCH = "algorithm.local.batch=16"
