@@ -350,15 +350,15 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
         recipe = toy_recipe(
             clients=2,
             rounds=4,
-            speed=speed,
+            speed=kind,
             model=arch,
             data=ToyImages(n=1000, side=16),
             task=TASK,
             algorithm=algorithm,
         )
-        result = run(recipe, tmp_path / speed, device="cuda")
-        lines = [json.loads(x) for x in (tmp_path / speed / "rounds.jsonl").read_text().splitlines()][1:]
-        losses[speed] = [x["loss"] for x in lines]
+        result = run(recipe, tmp_path / kind, device="cuda")
+        lines = [json.loads(x) for x in (tmp_path / kind / "rounds.jsonl").read_text().splitlines()][1:]
+        losses[kind] = [x["loss"] for x in lines]
     smaller = cut(arch.resolved(recipe.data.load("train").shape), 0.5)
     assert result.parameters == sum(t.numel() for t in smaller.initial(Stream((0,))).params.tensors)
     assert losses["graph"] == pytest.approx(losses["eager"], rel=0.1)

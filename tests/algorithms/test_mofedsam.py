@@ -87,19 +87,34 @@ def test_tau_counts_batches(tmp_path):
     assert direction(tmp_path) == pytest.approx((3 * -7 / 6 + 2) / 4, abs=1e-5)
 
 
-def test_adam_broadcasts_the_mean_perturbed_gradient(tmp_path):
-    """One step from 0: g = -2.2 and 2.2, by size -1.1, whatever alpha and Adam make of it."""
-    trained(one_weight_recipe(MoFedSAM(local=Adam(lr=0.1, batch=4, steps=1), alpha=0.5, rho=0.1)), tmp_path)
-    assert direction(tmp_path) == pytest.approx(-1.1)
+def test_under_adam_the_direction_averages_over_rounds(tmp_path):
+    """loss (w - x)^2, Adam of rate .1, alpha 1/2, rho .1, one step a round, weights by size: Delta = (mean g + Delta) / 2.
+
+    Round 1 from 0, Delta 0. Client 0 (x = 1): gradient -2, so uphill is w = -.1, where g = -2.2; v = -1.1, and Adam's first step is
+    its rate: y = .1. Client 1 mirrors it: g = 2.2, y = -.1. By size w = (3 x .1 - .1) / 4 = .05, g = (3 x -2.2 + 2.2) / 4 = -1.1;
+    Delta = (-1.1 + 0) / 2 = -.55. Round 2 from .05. Client 0: gradient -1.9, uphill -.05, g = -2.1, v = (-2.1 - .55) / 2 < 0, y =
+    .15. Client 1: gradient 2.1, uphill .15, g = 2.3, v = (2.3 - .55) / 2 > 0, y = -.05. By size w = (3 x .15 - .05) / 4 = .1, g =
+    (3 x -2.1 + 2.3) / 4 = -1; Delta = (-1 - .55) / 2 = -.775. Without what Delta was before, it would be -1.
+    """
+    algorithm = MoFedSAM(local=Adam(lr=0.1, batch=4, steps=1), alpha=0.5, rho=0.1)
+    for rounds, x, delta in ((1, 0.05, -0.55), (2, 0.1, -0.775)):
+        assert trained(one_weight_recipe(algorithm, rounds=rounds), tmp_path / str(rounds)) == pytest.approx(x)
+        assert direction(tmp_path / str(rounds)) == pytest.approx(delta)
 
 
-@pytest.mark.parametrize(
-    ("solver", "momentum", "delta"), [(STEP, "gradients", -1.1), (Adam(lr=0.1, batch=4, steps=1), "update", -0.5)]
-)
-def test_what_the_direction_is_made_of_can_be_chosen(solver, momentum, delta, tmp_path):
-    """From 0, g = -2.2 and 2.2: by size -1.1 under SGD too. Adam's first step is its rate, to .1 and -.1: by size -.05 / .1."""
-    trained(one_weight_recipe(MoFedSAM(local=solver, alpha=0.5, rho=0.1, momentum=momentum)), tmp_path)
-    assert direction(tmp_path) == pytest.approx(delta)
+def test_gradients_say_of_plain_sgd_what_updates_say(tmp_path):
+    """The two rounds of SGD above: the mean v is the same, whichever way the server learns it."""
+    algorithm = MoFedSAM(local=STEP, alpha=0.5, rho=0.1, momentum="gradients")
+    for rounds, x, delta in ((1, 0.1375, -0.55), (2, 0.309375, -0.6875)):
+        assert trained(one_weight_recipe(algorithm, rounds=rounds), tmp_path / str(rounds)) == pytest.approx(x)
+        assert direction(tmp_path / str(rounds)) == pytest.approx(delta)
+
+
+def test_under_adam_updates_can_be_chosen(tmp_path):
+    """Adam's first step is its rate, to .1 and -.1: by size -.05 / .1."""
+    adam = Adam(lr=0.1, batch=4, steps=1)
+    trained(one_weight_recipe(MoFedSAM(local=adam, alpha=0.5, rho=0.1, momentum="update")), tmp_path)
+    assert direction(tmp_path) == pytest.approx(-0.5)
 
 
 def test_sgd_with_momentum_broadcasts_gradients_too(tmp_path):

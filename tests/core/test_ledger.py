@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from effuse.core.ledger import EVALUATION, TRAINING, Account, Ledger, costs, size_of
+from effuse.core.ledger import EVALUATION, TRAINING, Account, Ledger, size_of
 from effuse.core.params import Buffers, Params
 from effuse.core.wire import encode, message
 
@@ -113,36 +113,3 @@ def test_a_saved_ledger_is_restored_as_it_was():
     other.restore(json.loads(json.dumps(ledger.saved())))
     assert other.report() == ledger.report() and other.total == ledger.total
     assert other.close()["bytes"]["total"] == 0, "the round that was cut off is not counted twice"
-
-
-def sent(**links: tuple[float, float]) -> dict:
-    """Links with so many MiB up and down."""
-    return {
-        name.replace("_", "-"): {"up": {"bytes": round(up * 2**20)}, "down": {"bytes": round(down * 2**20)}}
-        for name, (up, down) in links.items()
-    }
-
-
-def test_the_published_costs():
-    """(0.2 n_cc + 0.002 n_ce) V for one aggregation in the cloud, with V the saved model: 136.53 MiB, or 77.93 when pruned.
-
-    FedAvg: 4 uploads, 0.8 * 136.53 = 109.224 (printed 109.22); with E=1 five times that, 546.12 (546.10 is five times the rounded);
-    SCAFFOLD twice, 218.45 (218.44). FedPhD: 2 edges both ways and 20 uploads of clients, (0.8 + 0.04) * 77.93 = 65.461 (65.46).
-    """
-    V, pruned = 136.53, 77.93
-    fedavg = costs(sent(client_server=(4 * V, 4 * V)))
-    assert fedavg["paper"] == pytest.approx(109.224, abs=1e-4) and fedavg["symmetric"] == pytest.approx(218.448, abs=1e-4)
-    assert costs(sent(client_server=(20 * V, 20 * V)))["paper"] == pytest.approx(546.12, abs=1e-4)
-    assert costs(sent(client_server=(8 * V, 8 * V)))["paper"] == pytest.approx(218.448, abs=1e-4)
-    fedphd = costs(sent(edge_cloud=(2 * pruned, 2 * pruned), client_edge=(20 * pruned, 20 * pruned)))
-    assert fedphd["paper"] == pytest.approx(65.4612, abs=1e-4) and fedphd["symmetric"] == pytest.approx(68.5784, abs=1e-4)
-    savings = [100 * (1 - 65.46 / other) for other in (546.10, 109.22)]
-    assert savings == pytest.approx([88.0, 40.1], abs=0.05)
-
-
-def test_costs_of_directions_that_differ():
-    """Clients send 10 MiB and are sent 30 over the long way, 100 and 700 over the short one; edges send 5 and are sent 2. The
-    paper: 0.2 * (10 + 7) + 0.002 * 100 = 3.6. Both directions everywhere: 0.2 * (40 + 7) + 0.002 * 800 = 11.
-    """
-    found = costs(sent(client_server=(10, 30), client_edge=(100, 700), edge_cloud=(5, 2)))
-    assert [found["paper"], found["symmetric"]] == pytest.approx([3.6, 11.0])

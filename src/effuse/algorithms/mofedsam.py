@@ -22,7 +22,7 @@ from effuse.core.workbench import Client
 
 @message(name="mofedsam.server")
 class Moving(Server):
-    """The global model x and the global direction of the last round."""
+    """The global model x and the global direction Delta: the mean v of the last round."""
 
     delta: Params
 
@@ -74,7 +74,9 @@ class MoFedSAM(FedAvg, name="mofedsam"):
             y.add(u.y, u.weight)
             delta.add((x.params - u.y.params) / (u.steps * rate) if u.gradient is None else u.gradient, u.weight)
             del u  # or it would live on while the next one is made
-        return Moving(y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g), delta=delta.value)
+        # an update is made of v, a gradient is g alone: mean v = alpha mean g + (1 - alpha) Delta
+        new = server.delta.lerp(delta.value, self.alpha) if self.averages_gradients else delta.value
+        return Moving(y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g), delta=new)
 
     @on_client
     def train(self, client: Client, x: Model, delta: Params) -> Moved:

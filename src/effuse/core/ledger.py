@@ -1,7 +1,6 @@
 """The ledger: what passed on which link, counted from the messages themselves."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from effuse.core.params import Params
@@ -11,9 +10,6 @@ QUANTITIES = ("parameters", "bytes", "wire_bytes", "messages")
 DIRECTIONS = ("up", "down")
 TRAINING, EVALUATION = "training", "evaluation"
 CLIENT_SERVER, CLIENT_EDGE, EDGE_CLOUD = "client-server", "client-edge", "edge-cloud"
-MIB = 2**20
-# what a MiB costs on its way to the cloud, ten away, and to an edge, one away (FedPhD, section V)
-TO_CLOUD, TO_EDGE = 0.2, 0.002
 
 
 class Account(NamedTuple):
@@ -65,8 +61,7 @@ class Ledger:
 
     def report(self) -> dict[str, Any]:
         """The report of the whole run so far."""
-        training = summary(self.total, TRAINING)
-        return {TRAINING: training, EVALUATION: summary(self.total, EVALUATION), "costs": costs(training["links"])}
+        return {column: summary(self.total, column) for column in (TRAINING, EVALUATION)}
 
     def saved(self) -> dict[str, list[int]]:
         return {" ".join(map(str, account)): [entry[q] for q in QUANTITIES] for account, entry in self.total.items()}
@@ -76,22 +71,6 @@ class Ledger:
         for key, values in saved.items():
             column, link, direction, client = key.split(" ")
             self.total[Account(column, link, direction, int(client))] = Counter(dict(zip(QUANTITIES, values)))
-
-
-def costs(links: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, float]:
-    """Traffic weighted by distance, in MiB: as FedPhD counts it, and with every direction of every link.
-
-    The paper counts clients' uploads alone, and, between edges and cloud, both directions.
-    """
-
-    def mib(link: str, *directions: str) -> float:
-        return sum(links[link][d]["bytes"] for d in directions) / MIB if link in links else 0.0
-
-    tree = TO_CLOUD * mib(EDGE_CLOUD, *DIRECTIONS)
-    return {
-        "paper": tree + TO_CLOUD * mib(CLIENT_SERVER, "up") + TO_EDGE * mib(CLIENT_EDGE, "up"),
-        "symmetric": tree + TO_CLOUD * mib(CLIENT_SERVER, *DIRECTIONS) + TO_EDGE * mib(CLIENT_EDGE, *DIRECTIONS),
-    }
 
 
 def summary(book: dict[Account, Counter[str]], column: str) -> dict[str, Any]:

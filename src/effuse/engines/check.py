@@ -16,7 +16,7 @@ from effuse.engines.rehearsal import Rehearsal
 from effuse.engines.rounds import Played, played
 from effuse.engines.speed import cpu_slots
 from effuse.engines.state import bytes_in
-from effuse.metrics.cost import activation_bytes, figures, macs, parameters
+from effuse.metrics.cost import activation_bytes, costs, figures, macs, parameters
 
 SMALLEST_SHARE = 10  # images below which a client is worth a warning
 
@@ -42,7 +42,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     traffic["per_round"] = rounds
     traffic["clients"] = training["clients"]
     traffic |= {"edges": training["edges"]} if "edges" in training else {}
-    traffic["costs"] = ledger["costs"]
+    traffic["costs"] = prices = costs(training["links"])
     return {
         "recipe": name or "recipe",
         "parameters": parameters(recipe.model),
@@ -50,7 +50,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "macs_frozen": algorithm.frozen * macs(recipe.model, "features") if isinstance(algorithm, Companions) else 0,
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
-        "figures": figures(left, algorithm, ledger["costs"]),
+        "figures": figures(left, algorithm, prices),
         "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
         "privacy": algorithm.spent(server) if isinstance(algorithm, Discloses) else None,
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},

@@ -32,7 +32,7 @@ from effuse.engines.speed import keep, machines_for
 from effuse.engines.stage import Engine, Stage
 from effuse.engines.state import Snapshots
 from effuse.engines.untouched import Untouched
-from effuse.metrics.cost import figures
+from effuse.metrics.cost import costs, figures
 from effuse.models.cut import Cuttable
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
@@ -285,6 +285,7 @@ class Run:
         if self.ema is not None:
             save_model(self.ema, self.recipe, self.folder.path / "model-ema")
         ledger = self.fed.ledger.report()
+        ledger["costs"] = costs(ledger[TRAINING]["links"])
         images, seconds, per_round = 0, 0.0, []
         for record in self.folder.each_record():
             images += record.images

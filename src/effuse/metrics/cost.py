@@ -1,4 +1,4 @@
-"""What a network costs: parameters, multiply-accumulates and activations, counted on shapes without numbers."""
+"""What a run costs: a network's parameters, multiply-accumulates and activations, counted on shapes; and its traffic by FedPhD's prices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,9 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from effuse.core.algorithm import Algorithm
 from effuse.core.capabilities import Companions
+from effuse.core.ledger import CLIENT_EDGE, CLIENT_SERVER, DIRECTIONS, EDGE_CLOUD
 from effuse.core.model import Arch, Model
 from effuse.core.task import Give
 from effuse.models.cut import Cuttable
+
+MIB = 2**20
+# what a MiB costs on its way to the cloud, ten away, and to an edge, one away (FedPhD, section V)
+TO_CLOUD, TO_EDGE = 0.2, 0.002
 
 
 def parameters(arch: Arch) -> dict[str, int]:
@@ -66,6 +71,22 @@ def activation_bytes(arch: Arch) -> int:
 
     _hooked(arch, add)
     return total
+
+
+def costs(links: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, float]:
+    """Traffic weighted by distance, in MiB: as FedPhD counts it, and with every direction of every link.
+
+    The paper counts clients' uploads alone, and, between edges and cloud, both directions.
+    """
+
+    def mib(link: str, *directions: str) -> float:
+        return sum(links[link][d]["bytes"] for d in directions) / MIB if link in links else 0.0
+
+    tree = TO_CLOUD * mib(EDGE_CLOUD, *DIRECTIONS)
+    return {
+        "paper": tree + TO_CLOUD * mib(CLIENT_SERVER, "up") + TO_EDGE * mib(CLIENT_EDGE, "up"),
+        "symmetric": tree + TO_CLOUD * mib(CLIENT_SERVER, *DIRECTIONS) + TO_EDGE * mib(CLIENT_EDGE, *DIRECTIONS),
+    }
 
 
 def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> dict[str, float]:

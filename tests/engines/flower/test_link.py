@@ -2,6 +2,7 @@
 
 import contextlib
 import email.utils
+import stat
 from types import SimpleNamespace
 
 import httpx
@@ -9,9 +10,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from effuse.core.errors import FederationError
+from effuse.core.wire import decode
 from effuse.engines.flower import link
-from effuse.engines.flower.letters import Hello
+from effuse.engines.flower import site as site_module
+from effuse.engines.flower.letters import ANSWER, Hello, Letter, Refusal
 from effuse.engines.flower.link import Link
+from effuse.engines.flower.site import Consent, Site
 
 UNKNOWN, IN_USE, CUT = "unknown", "in use", "cut off"  # the key, or the line between one question and the next
 
@@ -132,3 +136,49 @@ def test_a_dry_run_notices_another_clients_key(owner, tmp_path, monkeypatch):
         return
     with pytest.raises(FederationError, match="key of client 2, not of client 1; give --client-id 2, or ask the server's operator"):
         looking.peek()
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """A real site and its link, and a job that fails on a file whose name says too much."""
+    said = []
+    site = Site(tmp_path / "site", 0, None, Consent(), "cpu", said.append)
+
+    def perform(head, body):
+        raise OSError("/srv/Jane Doe/1.png: truncated")
+
+    monkeypatch.setattr(site, "perform", perform)
+    site._secret()
+    return Link(site, "fed.example.org:8443", None), said
+
+
+def test_the_traceback_of_a_failed_job_is_in_the_sites_log_and_nowhere_else(failing):
+    joined, said = failing
+    letter = joined._answered(lambda: Letter(ANSWER, *joined.site.perform(b"", b"")))
+    assert decode(letter.head, Refusal).why == "OSError; the site's own log says more"
+    assert said == ["failed: OSError: /srv/Jane Doe/1.png: truncated"]
+    log = joined.site.folder / "site.log"
+    text = log.read_text()
+    assert "Traceback (most recent call last)" in text and "in perform" in text and said[0] in text
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    secret = (joined.site.folder / "secret").read_bytes()
+    assert secret.hex() not in text and repr(secret) not in text
+
+
+def test_the_log_is_rotated_and_stays_private(failing, monkeypatch):
+    """Two lines of 600 bytes do not fit into 1,000: the first is in site.log.1."""
+    monkeypatch.setattr(site_module, "LOG_BYTES", 1000)
+    folder = failing[0].site.folder
+    again = Site(folder, 0, None, Consent(), "cpu", lambda words: None)
+    for letter in "ab":
+        again.say(letter * 600)
+    files = [folder / "site.log", folder / "site.log.1"]
+    assert ["bbb" in files[0].read_text(), "aaa" in files[1].read_text()] == [True, True]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
+
+
+def test_two_sites_of_one_process_keep_their_logs_apart(tmp_path):
+    sites = [Site(tmp_path / str(k), k, None, Consent(), "cpu", lambda words: None) for k in range(2)]
+    for site in sites:
+        site.say(f"client {site.client}")
+    assert ["client 1" in (tmp_path / str(k) / "site.log").read_text() for k in range(2)] == [False, True]

@@ -182,7 +182,7 @@ def test_a_histogram_of_another_length_is_refused():
     recipe = toy_recipe(algorithm=ALGORITHMS["fedphd, pruned in the middle"])
     recipe = recipe.resolved(recipe.data.load("train"))
     job = job_of(recipe.algorithm, "enrol")
-    expected = Expectation(recipe, 2).of(job, job.arguments())
+    expected = Expectation(recipe, 2, print).of(job, job.arguments())
     classes = recipe.model.shape.classes
     expected.check(Told(torch.ones(classes)))
     with pytest.raises(WireError, match=rf"a tensor has the shape \({classes + 1},\); expected: \({classes},\)"):

@@ -1,20 +1,23 @@
 """What a reply must look like, found by doing the job on shapes: a wrong one is refused before anyone averages it."""
 
+import copy
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from effuse.core.algorithm import Job, fields_of
 from effuse.core.data import Dataset, Shard
-from effuse.core.errors import WireError
+from effuse.core.errors import EffuseError, WireError
 from effuse.core.ledger import size_of
 from effuse.core.model import Arch, Model
 from effuse.core.params import Params
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.spec import text
-from effuse.core.wire import each_params, is_message, placed
+from effuse.core.wire import each_params, is_message, map_params, placed
 from effuse.core.workbench import Client
 from effuse.engines.hollow import Hollow
 
@@ -53,36 +56,90 @@ class Expected(NamedTuple):
                 raise WireError(f"'{wrong}' has the shape {names[wrong]}, not {wanted[wrong]}")
 
 
-class Expectation:
-    """Does every job once more, on shapes."""
+class Kept(dict[str, Any]):
+    """What a client would have kept, as far as it is known; `missed` is what a job looked for in vain."""
 
-    def __init__(self, recipe: Recipe, classes: int) -> None:
+    def __init__(self, known: dict[str, Any]) -> None:
+        super().__init__(known)
+        self.missed: set[Any] = set()
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        if not found:
+            self.missed.add(key)
+        return found
+
+    def __missing__(self, key: str) -> Any:
+        self.missed.add(key)
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+    def pop(self, key: str, *default: Any) -> Any:
+        return super().pop(key, *default) if key in self or default else self.__missing__(key)
+
+
+class Expectation:
+    """Does every job once more, on shapes.
+
+    Some jobs cannot be done so: a shape has no numbers to decide by, what clients kept before a resumption is unknown, and the shard that
+    stands in for theirs may be refused. That is said once per job, and its replies are checked by type and size alone. Any other error is
+    the algorithm's own and is raised.
+    """
+
+    def __init__(self, recipe: Recipe, classes: int, say: Callable[[str], None]) -> None:
         self.recipe = recipe
         self.classes = classes  # of the data: the network may have more
+        self.say = say
         self._machine = Hollow()
         self._last: tuple[Any, Expected] | None = None
         self._kept: dict[str, Any] = {}  # what a client would have kept of all jobs so far
+        self._partial = False  # clients may have kept more than that
+        self._said: set[str] = set()  # names of jobs
 
-    def of(self, job: Job, message: Any) -> Expected:
-        """What a client that is sent this message answers; a broadcast is worked out once."""
+    def of(self, job: Job, message: Any, resumed: bool = False) -> Expected:
+        """What a client that is sent this message answers; a broadcast is worked out once. `resumed`: clients have state already."""
+        self._partial |= resumed and not self._kept
         if self._last is None or self._last[0] is not message:
             self._last = message, self._worked_out(job, message)
         return self._last[1]
 
     def _worked_out(self, job: Job, message: Any) -> Expected:
-        arguments = fields_of(placed(message, self._machine.device))
-        # what a client may have kept changes what a reply holds and not what it looks like; but some jobs begin with it
-        for kept in ({}, self._kept):
-            client = self._client()
-            client.state = dict(kept)
-            try:
-                reply = getattr(self.recipe.algorithm, job.name)(client, **arguments)
-            except Exception:
-                continue
-            self._kept |= client.state
-            size = sum(item.nbytes for item in each_params(reply))
-            return Expected(_params(reply), _loose(reply), _archs(reply), size + SLACK)
+        meta = self._machine.device
+        messages = [placed(message, meta)]
+        if _loose(message):  # they keep their numbers where a job needs them, as in a rehearsal; a copy, for a job might write on it
+            messages.append(copy.deepcopy(map_params(message, lambda tensor: tensor.to(meta))))
+        reason: Exception
+        for sent in messages:
+            # what a client may have kept changes what a reply holds and not what it looks like; but some jobs begin with it
+            for known in [{}, self._kept] if self._kept else [{}]:
+                client = self._client()
+                client.state = state = Kept(known)
+                try:
+                    reply = getattr(self.recipe.algorithm, job.name)(client, **fields_of(sent))
+                except Exception as error:  # with all that is known of the state, it must be excused
+                    if known is not self._kept and self._kept:
+                        continue
+                    if not (_about_shapes(error) or self._about_state(error, state) or isinstance(error, EffuseError)):
+                        error.add_note(f"in job '{job.name}' of {self.recipe.algorithm.name}, done on shapes before its orders go out")
+                        raise
+                    reason = error
+                    continue
+                self._kept |= state
+                size = sum(item.nbytes for item in each_params(reply))
+                return Expected(_params(reply), _loose(reply), _archs(reply), size + SLACK)
+        self._partial = True  # what it keeps is unknown from here on
+        if job.name not in self._said:
+            self._said.add(job.name)
+            why = f"{type(reason).__name__}: {reason}".splitlines()[0][:200]
+            self.say(f"job '{job.name}' cannot be done on shapes, so its replies are checked by type and size alone ({why})")
         return Expected(None, [], [], 4 * size_of(message, "fp32")[1] + MOST)
+
+    def _about_state(self, error: Exception, state: Kept) -> bool:
+        """Whether a job failed for want of what its client keeps: it says so itself, or it may be so where not all is known."""
+        unkept = isinstance(error, KeyError) and error.args[:1] and error.args[0] in state.missed
+        return bool(unkept or (self._partial and state.missed))
 
     def _client(self) -> Client:
         side, channels, _ = self.recipe.model.shape
@@ -92,6 +149,12 @@ class Expectation:
         client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, Shard.whole(data))
         client.begin(Stream(("expectation",)), 0)
         return client
+
+
+def _about_shapes(error: Exception) -> bool:
+    """Whether torch says that a tensor without numbers cannot do this."""
+    kinds = (RuntimeError, NotImplementedError, TypeError)  # a NotImplementedError that a job raises itself speaks of no tensor
+    return isinstance(error, kinds) and re.search(r"(?<![a-z])meta(?![a-z])|Tensor\.__format__", str(error), re.IGNORECASE) is not None
 
 
 def _archs(value: Any) -> list[Arch]:

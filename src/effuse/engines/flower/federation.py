@@ -53,7 +53,7 @@ class Flower(Federation):
         self.seats: dict[int, Seat] = {}
         self._log = stage.folder / "federation.log"
         self._spool = Spool(stage.folder / "spool")
-        self._expectation = Expectation(recipe, len(stage.train.classes))
+        self._expectation = Expectation(recipe, len(stage.train.classes), self.say)
         self._greeted: dict[int, float] = {}  # node -> when it was last sent the terms
         self._greetings: dict[str, int] = {}  # ticket -> node
         self._declined: dict[int, str] = {}  # node -> why
@@ -115,6 +115,8 @@ class Flower(Federation):
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
     ) -> Iterator[tuple[int, Any, str | None]]:
         orders = {k: order for k, order in orders.items() if k not in self.terms.shut_out}  # an algorithm may remember them
+        for k in list(orders)[:1]:  # a job that fails by itself is heard of before anybody is asked to do it
+            self._expectation.of(job, messages[k], resumed=any(o.base for o in orders.values()))
         bodies: dict[int, bytes] = {}  # a broadcast is encoded once, and stored and sent once by the transport
         for message in (messages[k] for k in orders):
             if id(message) not in bodies:

@@ -30,7 +30,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from effuse.core.errors import EffuseError, FederationError
+from effuse.core.errors import FederationError
 from effuse.core.wire import decode, encode
 from effuse.engines.flower.carriage import Ends, content_of, letter_of, pull, push
 from effuse.engines.flower.keys import ClientKeys
@@ -243,9 +243,7 @@ class Link:
         try:
             return make()
         except Exception as error:  # a site outlives a job that fails; its own log has the whole of it
-            how = "refused" if isinstance(error, EffuseError) else f"failed: {type(error).__name__}"
-            self.site.say(f"{how}: {error}")
-            return _refusal(self.site.admitted(error))
+            return _refusal(self.site.failed(error))
 
     def _reply(self, ends: Ends, pause: float) -> bool:
         """Send one reply, if there is one within the pause."""

@@ -3,16 +3,20 @@
 import contextlib
 import dataclasses
 import json
+import logging
+import logging.handlers
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from effuse.core.capabilities import Discloses
 from effuse.core.data import Dataset, Shard, Source
-from effuse.core.errors import DataError, FederationError, ModelError, RecipeError, TrainingError, WireError
+from effuse.core.errors import DataError, EffuseError, FederationError, ModelError, RecipeError, TrainingError, WireError
 from effuse.core.federation import Order
 from effuse.core.files import held, write_atomically, writing
 from effuse.core.recipe import Recipe, read_manifest
@@ -28,6 +32,7 @@ from effuse.models.classify import Classify
 
 # errors about data and files may name patients and paths
 ABOUT_THE_SERVER = (FederationError, ModelError, RecipeError, TrainingError, WireError)
+LOG_BYTES, LOG_FILES = 1 << 20, 3  # of site.log: size at which it is rotated, and how many older ones are kept
 FEWEST = 12  # hexadecimal digits of a hash that name a manifest
 
 
@@ -65,11 +70,12 @@ class Site:
     def __init__(
         self, folder: Path, client: int, data: Source | None, consent: Consent, device: str, say: Callable[[str], None]
     ) -> None:
-        self.folder, self.client, self.data, self.consent, self.say = folder, client, data, consent, say
+        self.folder, self.client, self.data, self.consent, self._say = folder, client, data, consent, say
         self.device = pick_device(device)
         self.session = secrets.token_hex(8)
         with writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # state may hold models of this site's data alone
+        self._log = log_in(folder)
         self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
         self.held_out = "" if data is None else f"; held out: {_held_out(data)}"
         self.worker: Worker | None = None
@@ -117,6 +123,18 @@ class Site:
             raise FederationError(f"client {self.client} was sent an order before the terms")
         torch.set_num_threads(self._threads)  # of this thread: thread count changes float sums
         return self.worker.handle(head, body)
+
+    def say(self, words: str) -> None:
+        """Tell whoever watches, and the site's log."""
+        self._log.info(words)
+        self._say(words)
+
+    def failed(self, error: Exception) -> str:
+        """Tell of an error here, with its traceback in the site's log; returns what the server is told of it."""
+        words = f"refused: {error}" if isinstance(error, EffuseError) else f"failed: {type(error).__name__}: {error}"
+        self._log.error(words, exc_info=error)
+        self._say(words)
+        return self.admitted(error)
 
     def admitted(self, error: Exception) -> str:
         """What the server is told of an error: sentences about its own terms and orders, and of others no more than their kind."""
@@ -170,6 +188,24 @@ class Site:
                 with open(handle, "wb") as file:
                     file.write(secrets.token_bytes(32))
         return path.read_bytes()
+
+
+class PrivateFile(logging.handlers.RotatingFileHandler):
+    """A log that nobody else may read: its sentences may name patients and paths."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def log_in(folder: Path) -> logging.Logger:
+    """The site's log; a logger of its own, so that two sites in one process do not write into each other's."""
+    handler = PrivateFile(folder / "site.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
+    form = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    form.converter = time.gmtime
+    handler.setFormatter(form)
+    log = logging.Logger("effuse.site")
+    log.addHandler(handler)
+    return log
 
 
 def _held_out(data: Source) -> str:
