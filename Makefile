@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-flower bundle test-bundle test-gpu clean
+.PHONY: setup demo test test-all test-flower bundle test-bundle test-gpu clean
 
 setup: .venv/ready
 
@@ -16,8 +16,13 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/effuse run demo
 
+# what anything may break; long tests that few changes can break are marked `slow`, each with its reason
 test: setup
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests
+
+# every test of tests/, as CI runs it; ends with a list of what `make test` leaves out, why, and how long it took
+test-all: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 # every algorithm and every fault over a real SuperLink: about ten minutes
 test-flower: setup

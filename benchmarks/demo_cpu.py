@@ -4,6 +4,7 @@
 
 The plain loop is what public code does: eager fp32, a DataLoader, a deep-copied model per client, a mean of state_dicts. All
 take turns in one process, round by round; the ratio is the median over rounds, so that a busy machine disturbs all alike.
+That of `auto` should be at least 1.
 The arithmetic floor is three forward passes an image (one forward, twice that backward) at the rate of a large convolution
 measured here, the best of many.
 """
@@ -128,7 +129,7 @@ def main() -> None:
         print(json.dumps({"threads": asked.threads, "torch": torch.__version__, "floor_seconds": floor, "rows": rows}))
         return
     print(f"a round of the demo, {images} images, {asked.threads} threads; arithmetic floor {floor:.2f} s")
-    print(f"{'':>8} {'seconds':>8} {'images/s':>9} {'ratio to plain':>15}")
+    print(f"{'':>8} {'seconds':>8} {'images/s':>9} {'ratio to plain':>15}, at least 1 wanted of auto")
     for name, row in rows.items():
         print(f"{name:>8} {row['seconds']:>8.2f} {row['images_per_second']:>9,.0f} {row['ratio']:>15.2f}")
 

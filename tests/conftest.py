@@ -1,7 +1,10 @@
 """Shared by all tests: one thread each, because two test processes share two cores."""
 
+import functools
+import gc
 import os
 import signal
+from pathlib import Path
 
 import effuse  # noqa: F401  (sets how threads wait, before torch is imported)
 
@@ -10,6 +13,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
+from effuse.engines import check
+from effuse.metrics import cost
+
+HERE = Path(__file__).parent
 torch.set_num_threads(1)
 # a shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,3 +27,43 @@ def nothing_of_this_machine(monkeypatch, tmp_path_factory):
     """No test may lean on data that a stranger does not have, nor leave anything in the user's cache."""
     monkeypatch.delenv("EFFUSE_DATA", raising=False)
     monkeypatch.setenv("EFFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "effuse-cache"))
+
+
+def pytest_collection_modifyitems(items):
+    """The longest tests first (documents, benchmarks and what is marked slow), so that no worker is left alone with them."""
+    items.sort(key=lambda item: item.path.parent != HERE and item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    """What importing has left lives as long as the process: code that calls `gc.collect()` need not go through it every time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup(item):
+    if marker := item.get_closest_marker("slow"):
+        item.user_properties.append(("slow", marker.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What `make test` leaves out, why, and how many seconds each took."""
+    told = {}
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for reason in (value for key, value in report.user_properties if key == "slow"):
+            name = report.nodeid.partition("[")[0]
+            n, seconds, _ = told.get(name, (0, 0.0, ""))
+            told[name] = (n + 1, seconds + report.duration, reason)
+    if told:
+        terminalreporter.section("left out by `make test`")
+    for name, (n, seconds, reason) in sorted(told.items()):
+        terminalreporter.line(f"{seconds:6.1f} s {name}{f' ({n})' if n > 1 else ''}: {reason}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def costs_are_counted_once():
+    """Tracing a network on shapes takes half a second and gives the same numbers each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("macs_by_operation", "layer_macs"):
+            patch.setattr(cost, name, functools.cache(getattr(cost, name)))
+        patch.setattr(check, "activation_bytes", functools.cache(cost.activation_bytes))
+        yield

@@ -1,4 +1,4 @@
-"""The benchmarks run, and what they promise holds."""
+"""The benchmarks run, and what they count holds; what they time is read by people."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "benchmarks"
+ITSELF = pytest.mark.slow("runs a benchmark in a process; only changes to the benchmark itself are likely to break it")
 
 
 def measured(script: str, *options: str, quick: bool = True) -> dict:
@@ -17,14 +18,19 @@ def measured(script: str, *options: str, quick: bool = True) -> dict:
     return json.loads(done.stdout)
 
 
-def test_averaging_holds_few_copies_and_an_idle_round_costs_what_a_plain_loop_does():
-    """200 updates of the 3 M model in under 8 copies of it; CPU time in turns, so that a busy machine does not matter."""
-    found = measured("round_overhead.py")
-    assert found["peak_copies_of_200_updates"] < 8
-    for row in found["rounds"]:
-        assert row["ratio"] < 1.5, row
+def test_averaging_holds_few_copies():
+    """200 updates of the 3 M model in under 8 copies of it."""
+    assert measured("round_overhead.py", "--memory", quick=False)["peak_copies_of_200_updates"] < 8
 
 
+@ITSELF
+def test_an_idle_round_is_timed_beside_a_plain_loop():
+    rows = measured("round_overhead.py")["rounds"]
+    assert [row["model"] for row in rows] == ["3M", "36M"]
+    assert all(row["ratio"] == row["effuse"] / row["plain"] > 0 for row in rows)
+
+
+@ITSELF
 def test_throughput_compares_like_with_like():
     rows = measured("throughput.py", "--only", "digits", "--clients", "2", "--device", "cpu", "--where", "3")["rows"]
     found = {(row["what"], row["variant"]): row for row in rows}
@@ -37,17 +43,16 @@ def test_throughput_compares_like_with_like():
     assert parts[0]["ms"] >= parts[1]["ms"] >= parts[2]["ms"] > 0
 
 
-def test_a_round_is_linear_in_clients_and_its_memory_does_not_know_them():
-    """10 against 100 clients: ten times the time, where a busy machine may double either; what a busy server lets wait is bounded.
+def test_the_memory_of_a_round_does_not_know_its_clients():
+    """10 against 100 clients; what a busy server lets wait is bounded.
 
     Two answers for each of two at work, and these: six copies of the model at most; a leak of one for every nine clients is ten.
     """
-    rows = measured("scaling.py")["rows"]
-    few, grown = (r for r in rows if r["axis"] == "clients")
+    few, grown = measured("scaling.py", "--only", "clients")["rows"]
     assert grown["copies"] < few["copies"] + 10, (few, grown)
-    assert grown["exponent"] < 1.6, grown  # 2 would be quadratic
 
 
+@pytest.mark.slow("traces two large networks; only a change to how networks are laid out or fused adds operations")
 def test_operations_of_a_step_are_counted():
     """The 9 M network: 65 convolutions and 51 normalisations each way, 29 sums of a block or an attention with its biases and 7
     biases of convolutions that stand alone; a cut one's zeros are the only ones more. In all at most 610: it was 749."""
@@ -62,7 +67,8 @@ def test_operations_of_a_step_are_counted():
     assert same == {k: n for k, n in cut["forwards"].items() if k in same}
 
 
-def test_edges_are_simulated_quickly_too():
+@ITSELF
+def test_edges_are_simulated_too():
     """Three numbers of edges, four of clients an edge, two ways to choose."""
     found = measured("edge_balance.py")
     assert (found["cycles"], len(found["rows"])) == (100, 24)
@@ -71,17 +77,23 @@ def test_edges_are_simulated_quickly_too():
     )
 
 
-def test_the_demo_trains_as_fast_as_a_plain_loop():
-    rows = measured("demo_cpu.py")["rows"]
-    assert rows.keys() == {"plain", "eager", "auto"} and rows["auto"]["ratio"] >= 1.0, rows
+@ITSELF
+def test_the_demo_is_timed_three_ways():
+    """The figures themselves are for people: one of a short round on a busy machine says nothing."""
+    found = measured("demo_cpu.py")
+    assert found["rows"].keys() == {"plain", "eager", "auto"} and found["floor_seconds"] > 0
+    assert all(row["images_per_second"] > 0 and row["ratio"] > 0 for row in found["rows"].values())
+    assert found["rows"]["plain"]["ratio"] == 1
 
 
+@ITSELF
 def test_kernels_have_floors_where_they_cannot_be_timed():
     """431 M numbers pass the 36 M network's normalisations: five times two bytes each at 4 TB/s are 1.08 ms a step."""
     rows = measured("kernels.py", "--only", "36M", quick=False)["rows"]
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(1077, abs=1)
 
 
+@ITSELF
 def test_linear_attention_has_floors_too():
     """Five attentions of 128 features, 128 images: 784 + 2 x 196 + 2 x 49 positions, 11 passes of two bytes at 4 TB/s are 115 us."""
     rows = [row for row in measured("kernels.py", "--only", "3M", quick=False)["rows"] if "attention" in row["case"]]
@@ -89,6 +101,7 @@ def test_linear_attention_has_floors_too():
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(114.8, abs=0.1)
 
 
+@ITSELF
 def test_ideas_count_what_a_step_asks_for():
     """The CIFAR network: two products in each of 6 attentions, the time's two layers and one for all blocks are 15, 13 1x1 convolutions 28."""
     (row,) = measured("ideas.py", "--only", "36M", quick=False)["rows"]

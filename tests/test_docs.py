@@ -1,5 +1,7 @@
 """The documents tell the truth: their commands run, their examples work."""
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from effuse.cli import main
 from effuse.recipes import find_recipe, find_table
 
 ROOT = Path(__file__).parent.parent
@@ -26,11 +29,44 @@ def started(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_the_readmes_commands_run(tmp_path):
-    """Every `effuse` line of the README, in order, in an empty folder; simulator and loopback end in the same weights."""
+def readme_lines() -> list[str]:
+    """Every `effuse` line of the README, in order."""
     lines = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line.startswith("effuse ")]
     assert len(lines) >= 7
-    output = {line: started(["bash", "-c", line], tmp_path) for line in lines}
+    return lines
+
+
+def called(arguments: list[str]) -> str:
+    """What a command prints that runs in this process."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", arguments)
+        main()
+    assert end.value.code in (0, None), f"{arguments} failed"
+    return out.getvalue()
+
+
+# a model that has learnt as little as one batch a round teaches
+LITTLE = ("--set", "algorithm.local.epochs=None", "--set", "algorithm.local.steps=1", "--set", "threads=1")
+
+
+def test_the_readmes_commands_are_what_there_is(tmp_path, monkeypatch):
+    """The commands as they stand, but for less training."""
+    monkeypatch.chdir(tmp_path)
+    output = {}
+    for line in readme_lines():
+        words = shlex.split(line, comments=True)
+        output[line] = called([*words, *LITTLE] if words[1:3] == ["run", "demo"] else words)
+    assert_as_told(output, tmp_path)
+
+
+@pytest.mark.slow("trains in full, in a shell; `make test` runs the same commands with less training")
+def test_the_readmes_commands_run(tmp_path):
+    """Exactly what a reader types, in an empty folder."""
+    assert_as_told({line: started(["bash", "-c", line], tmp_path) for line in readme_lines()}, tmp_path)
+
+
+def assert_as_told(output: dict[str, str], tmp_path: Path) -> None:
+    """Simulator and loopback end in the same weights, and 200 images are drawn."""
     digests = {
         re.search(r"weights_sha256\W+([0-9a-f]{20})", out)[1]
         for line, out in output.items()

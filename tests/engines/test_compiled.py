@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from toy import ToyUnet, toy_recipe
 
@@ -33,6 +34,7 @@ def counted(cache: Path) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow("compiles in two processes; only another torch or a change to engines/compiled.py breaks it")
 def test_a_second_process_compiles_nothing(tmp_path):
     """A product and its gradient are two graphs: both missed by the first process and found by the second."""
     first, second = counted(tmp_path), counted(tmp_path)

@@ -36,6 +36,7 @@ CUT = toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5)
 # their jobs are FedDDPM's and AuxOnly's too: warm-up models and images that wait in a client's state, messages of its own
 TESTED = toy_recipe(algorithm=ALGORITHMS["fedddpm+"])
 SHARED = toy_recipe(algorithm=ALGORITHMS["localaug"])
+JOBS = pytest.mark.slow("two workers each; what these jobs send is held by loopback, what workers do by the other recipes")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -70,7 +71,7 @@ def lines(folder):
 
 @pytest.mark.parametrize(
     "recipe",
-    [STATEFUL, PERSONAL, CUT, TESTED, SHARED],
+    [STATEFUL, PERSONAL, CUT, pytest.param(TESTED, marks=JOBS), pytest.param(SHARED, marks=JOBS)],
     ids=["state and dropout", "personal models, two slots each", "a network cut in the middle", "fedddpm+", "localaug"],
 )
 def test_two_processes_give_the_weights_of_one(recipe, tmp_path):

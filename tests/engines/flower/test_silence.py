@@ -29,6 +29,7 @@ from effuse.metrics.fidelity import FID
 from effuse.privacy.histogram import Laplace
 
 HASTY = Terms(quorum=1, deadline=0.3)
+pytestmark = pytest.mark.usefixtures("slept")
 
 
 @pytest.fixture(autouse=True)
