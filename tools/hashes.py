@@ -60,7 +60,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "fedphd*": ("rounds=4", "sampler.steps=5"),
     "fedphd": ("algorithm.r_g=2", "algorithm.R_s=2"),
-    "fedphd.demo": ("algorithm.R_s=2", "algorithm.local.epochs=1"),
+    "fedphd.demo": ("algorithm.r_g=2", "algorithm.R_s=2", "algorithm.local.epochs=1"),
 }  # fmt: skip
 SMALL_UNET = "model=unet(widths=[16, 32], layers=1, attention=[16], middle_attention=False, groups=8, dropout=0.1)"
 SMALL_BATCH = "algorithm.local.batch=16"
@@ -416,7 +416,9 @@ def compared(old: Side, new: Side, options: argparse.Namespace) -> int:
     if not there:
         raise SystemExit(f"--only {options.only}: no run of OLD has this in its name")
     if unknown := set(options.other) - {str(run) for run in there}:
-        raise SystemExit(f"--except {sorted(unknown)[0]!r}: no such run; names are like {str(there[0])!r}")
+        raise SystemExit(f"--except {min(unknown)!r}: no such run; names are like {str(there[0])!r}")
+    if old.folder == new.folder:
+        print("OLD and NEW have the same source: each run is done once and compared with itself")
     width = max(len(str(run)) for run in [*there, *here])
     counts: collections.Counter[str] = collections.Counter()
     wrong = 0

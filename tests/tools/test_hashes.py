@@ -175,7 +175,7 @@ def test_nothing_is_not_equal_to_nothing(pair):
     assert hashes.differences(*pair) == ["weights: nothing to compare"]
 
 
-class Kept:
+class Done:
     """A side whose runs are there."""
 
     def __init__(self, folder: Path, ends: dict[str, str]) -> None:
@@ -200,7 +200,7 @@ def sides(pair, tmp_path):
             shutil.copytree(run, tmp_path / side / name / "run")
             (tmp_path / side / name / "called.txt").write_text(name)
     flip(next((tmp_path / "NEW" / "b" / "run" / "model").glob("*.safetensors")), -1)
-    return [Kept(tmp_path / side, dict(ends)) for side in ("OLD", "NEW")]
+    return [Done(tmp_path / side, dict(ends)) for side in ("OLD", "NEW")]
 
 
 def compared(sides, only="", other=()):
@@ -214,7 +214,8 @@ def test_the_table_and_the_exit_code(sides, capsys):
     assert lines[1].split()[:4] == ["!", "algorithm:", "b", "differs"] and "weights: " in lines[1]
     assert lines[2].split() == ["algorithm:", "c", "no", "data"]
     assert lines[3] == "1 differs, 1 equal, 1 no data; 1 not as they should be"
-    assert compared(sides, only=": a") == 0
+    assert compared(sides, only=": a") == 0 and "same source" not in capsys.readouterr().out
+    assert compared(sides[:1] * 2) == 0 and "same source" in capsys.readouterr().out
 
 
 def test_an_expected_difference_must_be_there(sides, capsys):
