@@ -117,7 +117,7 @@ def test_a_histogram_is_charged(tmp_path):
     algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=Ddim(steps=2, batch=4))
     recipe = toy_recipe(algorithm=algorithm, model=model, rounds=1)
     result = run(recipe, tmp_path / "run")
-    sent = [r["traffic"]["bytes"]["up"] for r in RunFolder(tmp_path / "run").records()]
+    sent = [r.traffic.bytes.up for r in RunFolder(tmp_path / "run").records()]
     assert sent[1] == 3 * (4 * result.parameters + 2 * 8)
     assert check(recipe)["traffic"]["per_round"][1]["bytes"]["up"] == sent[1]
 
@@ -239,7 +239,7 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
         None,
     ]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result.rounds == 5
+    assert result["rounds"] == 5
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     recipe = recipe.resolved(recipe.data.load("train"))
     fed = Rehearsal(dataclasses.replace(recipe, rounds=9), recipe.shards(recipe.data.load("train")))
