@@ -3,21 +3,27 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test test-all test-flower bundle test-bundle test-gpu clean
+.PHONY: setup demo lint test test-all test-flower bundle test-bundle test-gpu clean
 
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: setup
 	$(BIN)/effuse run demo
 
+# what the code may look like, and its types: seconds, once mypy has its cache
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
 # what anything may break; long tests that few changes can break are marked `slow`, each with its reason
-test: setup
+test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests
 
 # every test of tests/, as CI runs it; ends with a list of what `make test` leaves out, why, and how long it took
