@@ -36,10 +36,11 @@ from effuse.core.rng import Stream
 from effuse.core.spec import build, parse, spec, text
 from effuse.core.wire import decode, encode, message, message_hints
 from effuse.core.workbench import Client, Workbench
+from effuse.diffusion.objective import Denoise
 from effuse.engines import refusals
 from effuse.engines.check import check
 from effuse.engines.driver import run
-from effuse.engines.rehearsal import Hollow
+from effuse.engines.hollow import Hollow
 
 ARCH = HandNet(side=1, channels=1, classes=2)
 
@@ -78,7 +79,7 @@ class Answering(Federation):
     """Clients whose answers are written down; one that has none is silent."""
 
     def __init__(self, answers: dict[int, Any], clients: int = 5, wire: str = "fp32") -> None:
-        super().__init__(Telling(), range(clients), Workbench(Hollow(), 1), 0, wire)
+        super().__init__(Telling(), range(clients), Workbench(Hollow(), Denoise(), 1), 0, wire)
         self.answers, self.sent = answers, {}
 
     def _dispatch(self, job: Any, orders: dict[int, Any], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
