@@ -12,7 +12,7 @@ from effuse.core.capabilities import Averages, Companions, Discloses, Draws, Hie
 from effuse.core.errors import FederationError
 from effuse.core.spec import registry
 from effuse.engines.loopback import Loopback
-from effuse.engines.rehearsal import Hollow
+from effuse.engines.hollow import Hollow
 from effuse.engines.simulator import on_disk
 
 DECLARED = {
