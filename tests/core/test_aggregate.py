@@ -323,7 +323,7 @@ def test_a_norm_that_nobody_reaches_is_fedavg(tmp_path):
     a = run(toy_recipe(algorithm=FedAvg(local=ADAM)), tmp_path / "a")
     b = run(toy_recipe(algorithm=FedAvg(local=ADAM, aggregate=Clipped(norm=1e6))), tmp_path / "b")
     c = run(toy_recipe(algorithm=FedAvg(local=ADAM, aggregate=Clipped(norm=0.05))), tmp_path / "c")
-    assert a["weights_sha256"] == b["weights_sha256"] != c["weights_sha256"]
+    assert a.weights_sha256 == b.weights_sha256 != c.weights_sha256
 
 
 # ---- sent once ----

@@ -11,8 +11,8 @@ from effuse.core.algorithm import Algorithm, job_of
 from effuse.core.capabilities import Averages, Companions, Discloses, Draws, Hierarchical, Personal, StopsEarly
 from effuse.core.errors import FederationError
 from effuse.core.spec import registry
-from effuse.engines.loopback import Loopback
 from effuse.engines.hollow import Hollow
+from effuse.engines.loopback import Loopback
 from effuse.engines.simulator import on_disk
 
 DECLARED = {
@@ -54,6 +54,6 @@ def test_an_order_to_draw_from_no_model_of_its_own_is_refused(tmp_path):
     with pytest.raises(FederationError, match="fedavg has no job 'draw'; it has train"):
         job_of(algorithm, "draw")
     shards = recipe.shards(recipe.data.load("train"))
-    fed = Loopback(algorithm, shards, Hollow(), rounds=1, seed=0, snapshots=on_disk(tmp_path))
+    fed = Loopback(recipe, shards, Hollow(), snapshots=on_disk(tmp_path))
     with pytest.raises(FederationError, match="no job 'draw'"):
         fed.ask(Personal.draw, [0], model=None, n=1, sampler=None, average=False)

@@ -56,7 +56,7 @@ def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
     by = next((key for key in keys if isinstance(key, Reducer) and key.holds), None)
     if by is None:
         return
-    fed = Rehearsal(algorithm, [Shard.whole(train)] * recipe.clients, rounds=recipe.rounds, seed=recipe.seed, wire=recipe.wire)
+    fed = Rehearsal(recipe, [Shard.whole(train)] * recipe.clients)
     fed.begin(SETUP_T, 0)
     server, t, phase = algorithm.setup(hollow_model(recipe), fed), 0, ""
     while phase != FEDERATE:
