@@ -27,10 +27,10 @@ from effuse.core.algorithm import Server
 from effuse.core.data import Dataset
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
-from effuse.engines.simulator import Simulator, on_disk
-from effuse.engines.speed import machines_for
+from effuse.fast import machines_for
 from effuse.metrics.cost import macs
 from effuse.recipes.demo import demo
+from effuse.transport.simulator import Simulator, on_disk
 
 CPU = torch.device("cpu")
 

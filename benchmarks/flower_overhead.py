@@ -29,12 +29,12 @@ from networks import ARCHS
 
 import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
 from effuse.core.model import Arch
-from effuse.engines import driver
-from effuse.engines.flower.office import SuperLink, flower_environment
-from effuse.engines.flower.processes import free_port, start, stop
-from effuse.engines.flower.serve import Served, served
-from effuse.engines.observer import Observer
-from effuse.engines.records import RoundRecord
+from effuse.runs import driver
+from effuse.runs.observer import Observer
+from effuse.runs.records import RoundRecord
+from effuse.transport.flower.commands import Served, served
+from effuse.transport.flower.subprocesses import free_port, start, stop
+from effuse.transport.flower.superlink import SuperLink, flower_environment
 
 CLIENTS = 5
 TICK = os.sysconf("SC_CLK_TCK")

@@ -15,8 +15,8 @@ from effuse.core.spec import spec
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
 from effuse.data.sources import Digits
-from effuse.diffusion.objective import Denoise
-from effuse.engines.flower.site import Site
+from effuse.tasks.denoise import Denoise
+from effuse.transport.flower.site import Site
 
 
 @spec

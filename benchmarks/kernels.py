@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from effuse.core.attention import linear_attention, linear_attention_backward
-from effuse.core.fused import norm, norm_backward
-from effuse.core.kernels import available
+from effuse.fast.ops.attention import linear_attention, linear_attention_backward
+from effuse.fast.ops.kernels import available
+from effuse.fast.ops.norm import norm, norm_backward
 
 RATE, CACHE = 4.0e12, 150e6
 TILINGS = [(32, 8192), (16, 8192), (64, 8192), (32, 4096), (32, 16384), (16, 16384), (32, 32768), (16, 32768)]  # WIDTH, HELD
@@ -221,7 +221,7 @@ def total(kind: type, name: str, device: torch.device) -> float:
 
 
 def tune(names: list[str], device: torch.device) -> None:
-    from effuse.core.kernels import attention, tiling
+    from effuse.fast.ops.kernels import attention, tiling
 
     for name in names:
         for tiling.WIDTH, tiling.HELD in TILINGS:

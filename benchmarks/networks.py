@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from effuse.core.captured import KERNELS
 from effuse.core.data import Shape
-from effuse.core.layout import for_tensor_cores
 from effuse.core.model import Arch
+from effuse.fast.graph.captured import KERNELS
+from effuse.fast.layout import for_tensor_cores
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import CifarUnet
 from effuse.pruning.prune import cut

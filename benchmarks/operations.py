@@ -13,9 +13,9 @@ from typing import Any
 import networks
 import torch
 
-from effuse.core.captured import KERNELS
-from effuse.core.halves import Halved
-from effuse.core.layout import for_tensor_cores
+from effuse.fast.graph.captured import KERNELS
+from effuse.fast.layout import for_tensor_cores
+from effuse.fast.ops.halves import Halved
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 

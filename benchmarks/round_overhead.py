@@ -24,7 +24,6 @@ import effuse  # noqa: F401  (sets the threads' waiting policy before torch is i
 from effuse.algorithms.fedavg import Update
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Shard
-from effuse.core.eager import Eager
 from effuse.core.federation import Federation
 from effuse.core.model import Arch, Model
 from effuse.core.params import mean
@@ -34,8 +33,9 @@ from effuse.core.spec import spec
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
 from effuse.data.sources import Labels
-from effuse.diffusion.objective import Denoise
-from effuse.engines.simulator import Simulator, on_disk
+from effuse.machines.eager import Eager
+from effuse.tasks.denoise import Denoise
+from effuse.transport.simulator import Simulator, on_disk
 
 
 @spec

@@ -28,10 +28,10 @@ from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam
 from effuse.core.spec import spec
 from effuse.data.partition import Iid
-from effuse.diffusion.objective import Denoise
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
-from effuse.engines.records import RoundRecord
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.runs.records import RoundRecord
+from effuse.tasks.denoise import Denoise
 
 SIDE = 4
 QUICK = {"clients": [(10, 1_000_000), (100, 1_000_000)], "model": [(10, 100_000), (10, 1_000_000)]}

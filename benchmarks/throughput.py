@@ -24,18 +24,18 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
 import effuse  # noqa: F401  (sets the threads' waiting policy before torch is imported)
-from effuse.core.captured import KERNELS, Captured
 from effuse.core.data import Dataset, Shape, Shard
-from effuse.core.eager import Eager
 from effuse.core.fit import Work
 from effuse.core.model import Arch
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines.slots import in_slots
+from effuse.fast.graph.captured import KERNELS, Captured
+from effuse.machines.eager import Eager
 from effuse.metrics.cost import macs
 from effuse.models.unet import DigitsUnet
+from effuse.tasks.denoise import Denoise
+from effuse.transport.slots import in_slots
 
 BATCH = 128
 ARCHS: dict[str, Arch] = {"digits": DigitsUnet().resolved(Shape(8, 1, 10)), **networks.ARCHS}

@@ -13,8 +13,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
-from effuse.engines import check
 from effuse.metrics import cost
+from effuse.tools import check
 
 HERE = Path(__file__).parent
 torch.set_num_threads(1)

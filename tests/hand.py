@@ -9,9 +9,9 @@ from effuse.core.model import Arch, Net
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Task
-from effuse.engines.driver import run
-from effuse.engines.save import load
 from effuse.models.saved import write_plain
+from effuse.runs.driver import run
+from effuse.runs.save import load
 
 
 @spec

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset, Shard
-from effuse.core.eager import Eager
 from effuse.core.fit import Work
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Buffers, Params
@@ -14,6 +13,7 @@ from effuse.core.solvers import Solver
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Task
 from effuse.core.workbench import Client
+from effuse.machines.eager import Eager
 
 HERE = Stream((0, 3, "train", 0, 7, "fit"))
 WHERE = "round 3, client 7, job 'train'"

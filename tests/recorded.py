@@ -7,17 +7,17 @@ import pytest
 import torch
 from toy import ToyUnet, toy_recipe
 
-from effuse.core.captured import TrainingStep
 from effuse.core.data import Dataset, Source, Split
-from effuse.core.drawing import Evaluation
 from effuse.core.recipe import Evaluate
 from effuse.core.spec import spec
 from effuse.data.dirichlet import QuantitySkew
 from effuse.diffusion.samplers import Ddim
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
+from effuse.fast.graph.captured import TrainingStep
+from effuse.fast.graph.sampling import Evaluation
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
 
 
 @spec

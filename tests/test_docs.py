@@ -132,7 +132,7 @@ import effuse.algorithms, effuse.recipes, sys
 effuse.algorithms.__path__.append({str(tmp_path / "algorithms")!r})
 effuse.recipes.__path__.append({str(tmp_path / "recipes")!r})
 import effuse
-from effuse.engines.check import check
+from effuse.tools.check import check
 from effuse.recipes import find_recipe
 quick = dict(rounds=1, sampler="None", evaluate="evaluate(grid=0)", threads=1)
 run = effuse.run("fedavgm", out={str(tmp_path / "run")!r}, **quick)

@@ -29,14 +29,14 @@ from effuse.core.task import Batch, Given
 from effuse.core.wire import message
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim
-from effuse.diffusion.schedules import Linear
 from effuse.metrics.encoders import Pixels
-from effuse.models.classify import Classify
 from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
 from effuse.privacy.histogram import Laplace
+from effuse.tasks.classify import Classify
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Linear
 
 
 @spec

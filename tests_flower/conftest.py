@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "engines" / "flower")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "transport" / "flower")]
 
 import pytest
 import torch
 
 import effuse  # noqa: F401  (sets how threads wait, before torch is imported)
-from effuse.engines.flower import keys
-from effuse.engines.flower.processes import free_port, start, stop
-from effuse.engines.folder import RunFolder
+from effuse.runs.folder import RunFolder
+from effuse.transport.flower import keys
+from effuse.transport.flower.subprocesses import free_port, start, stop
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell would ignore Ctrl-C, and so would those started here

@@ -37,7 +37,7 @@ def lie(head: bytes, body: bytes, n: int) -> tuple[str, bytes, bytes]:
 
 
 if os.environ.get("EFFUSE_TEST_LIES"):
-    from effuse.engines.flower import link
+    from effuse.transport.flower import supernode as link
 
     plain, told = link.Link._answered, iter(range(100))
 

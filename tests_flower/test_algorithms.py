@@ -6,9 +6,9 @@ from toy import ALGORITHMS, toy_recipe
 from effuse.algorithms.centralised import Centralised
 from effuse.core.recipe import Evaluate
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import driver
-from effuse.engines.flower.errand import Terms
-from effuse.engines.flower.serve import Served, served
+from effuse.runs import driver
+from effuse.transport.flower.commands import Served, served
+from effuse.transport.flower.terms import Terms
 
 REAL = {name: a for name, a in ALGORITHMS.items() if not isinstance(a, Centralised)}  # which a real federation cannot do
 

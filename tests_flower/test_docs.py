@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from effuse.engines.flower.processes import free_port
+from effuse.transport.flower.subprocesses import free_port
 
 DOCS = Path(__file__).parent.parent / "docs"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(DOCS.parent / "src"), "COLUMNS": "200"}

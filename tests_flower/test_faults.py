@@ -22,12 +22,13 @@ from slow import ToySlow
 from toy import ADAM, ToyStateful, toy_recipe
 
 from effuse.core.errors import RunError
-from effuse.engines import driver
-from effuse.engines.flower import federation, keys
-from effuse.engines.flower.errand import Terms
-from effuse.engines.flower.office import SuperLink
-from effuse.engines.flower.serve import Served, served
-from effuse.engines.state import Snapshots
+from effuse.runs import driver
+from effuse.transport.flower import keys
+from effuse.transport.flower import server as federation
+from effuse.transport.flower.commands import Served, served
+from effuse.transport.flower.superlink import SuperLink
+from effuse.transport.flower.terms import Terms
+from effuse.transport.state import Snapshots
 
 
 def slow(**changes):

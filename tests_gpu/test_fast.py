@@ -16,27 +16,27 @@ from toy import ALGORITHMS, ToyImages, toy_recipe
 from effuse.algorithms.fedddpm import FedDDPM
 from effuse.algorithms.fedphd import FedPhD, sparsifying
 from effuse.algorithms.moon import contrastive
-from effuse.core.captured import Captured
+from effuse.algorithms.shared.synthesis import Synthesising
 from effuse.core.data import Dataset, Shape, Shard
-from effuse.core.eager import Eager
 from effuse.core.fit import Work
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam
 from effuse.data.dirichlet import QuantitySkew
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
-from effuse.diffusion.synthesis import Synthesising
-from effuse.engines import speed
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
-from effuse.engines.reproduce import Reproduction
-from effuse.engines.slots import in_slots
+from effuse.fast import speed
+from effuse.fast.graph.captured import Captured
+from effuse.machines.eager import Eager
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
 from effuse.pruning.prune import cut, group_weights
 from effuse.recipes import find_table
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.tasks.denoise import Denoise
+from effuse.tools.reproduce import Reproduction
+from effuse.transport.slots import in_slots
 
 CUDA = torch.device("cuda")
 TASK = Denoise()
@@ -404,13 +404,13 @@ def test_fast_samples_are_the_eager_ones_but_for_rounding(compiled):
 COMPILES = """
 import json, torch
 from torch._dynamo.utils import counters
-from effuse.core.captured import Captured
+from effuse.fast.graph.captured import Captured
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.fit import Work
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
-from effuse.diffusion.objective import Denoise
-from effuse.engines.compiled import keep_compiled
+from effuse.tasks.denoise import Denoise
+from effuse.fast.graph.compiled import keep_compiled
 from effuse.models.convnext_unet import ConvnextUnet
 
 device, here = torch.device("cuda"), Stream((0,))

@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from effuse.core.attention import linear_attention
-from effuse.core.captured import KERNELS, Captured
 from effuse.core.data import Dataset, Shape, Shard
-from effuse.core.dropout import dropped, kept, places
 from effuse.core.fit import Work
-from effuse.core.fused import channel_sums, norm, plus_kernel
-from effuse.core.layout import for_tensor_cores
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
-from effuse.diffusion.objective import Denoise
-from effuse.engines.slots import in_slots
+from effuse.fast.graph.captured import KERNELS, Captured
+from effuse.fast.layout import for_tensor_cores
+from effuse.fast.ops.attention import linear_attention
+from effuse.fast.ops.dropout import dropped, kept, places
+from effuse.fast.ops.norm import channel_sums, norm, plus_kernel
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import CifarUnet, Unet
 from effuse.pruning.prune import cut
+from effuse.tasks.denoise import Denoise
+from effuse.transport.slots import in_slots
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

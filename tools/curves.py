@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from effuse.engines.folder import RunFolder
+from effuse.runs.folder import RunFolder
 
 FIXED = ("cell", "round", "phase", "images", "loss", "seconds", "bytes")
 COLOURS, STYLES = 10, ("-", "--", ":", "-.")

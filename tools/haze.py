@@ -21,10 +21,10 @@ from torch import Tensor
 from effuse.core.errors import EffuseError
 from effuse.core.metric import Subject
 from effuse.data.idx import MNIST
-from effuse.engines.grid import MARGIN, SHOWN_SIDE
 from effuse.metrics.distances import frechet, kernel_distance, moments
 from effuse.metrics.encoders import Inception, stored
 from effuse.metrics.tones import apart, shares
+from effuse.runs.grid import MARGIN, SHOWN_SIDE
 
 SIDE, BORDER = 28, 3
 

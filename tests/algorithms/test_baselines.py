@@ -9,8 +9,8 @@ from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.localonly import LocalOnly
 from effuse.core.solvers import SGD
-from effuse.engines.driver import run
-from effuse.engines.save import load
+from effuse.runs.driver import run
+from effuse.runs.save import load
 
 
 def test_centralised_sees_everything_and_sends_nothing(tmp_path):

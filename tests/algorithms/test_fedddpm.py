@@ -19,18 +19,18 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import SGD, Adam, CosineDecay
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ddim
-from effuse.engines.check import check, rehearse
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
-from effuse.engines.refusals import hollow_model
-from effuse.engines.rehearsal import Rehearsal
-from effuse.engines.simulator import InProcess
-from effuse.engines.state import Snapshots
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.distances import frechet, moments
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
 from effuse.models.unet import Unet
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.tools.check import check, rehearse
+from effuse.transport.refusals import hollow_model
+from effuse.transport.rehearsal import Rehearsal
+from effuse.transport.simulator import InProcess
+from effuse.transport.state import Snapshots
 
 
 @spec
@@ -388,7 +388,7 @@ def test_the_auxiliary_set_is_measured_at_the_end(tmp_path):
 
 def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
     """FedAvg's ema starts at its first model; so does FedDDPM's, and the initial model of its warm-up does not enter."""
-    from effuse.engines.save import load
+    from effuse.runs.save import load
 
     recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size"), rounds=2, ema=0.5)
     assert trained(recipe, tmp_path) == pytest.approx(0.25 + C / 4)

@@ -24,13 +24,13 @@ from effuse.core.task import Batch, Task
 from effuse.core.wire import each_params
 from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
-from effuse.engines.save import load
-from effuse.engines.state import Snapshots
-from effuse.engines.worker import Worker
 from effuse.models.saved import write_plain
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.runs.save import load
+from effuse.tools.check import check
+from effuse.transport.state import Snapshots
+from effuse.transport.worker import Worker
 
 METHODS = {"full": Full, "usplit": USplit, "ulatdec": ULatDec, "udec": UDec}
 

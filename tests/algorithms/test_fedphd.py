@@ -23,13 +23,13 @@ from effuse.core.solvers import SGD
 from effuse.core.spec import Spec, build, parse, spec
 from effuse.core.workbench import Client
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
-from effuse.engines.save import load
-from effuse.engines.state import Snapshots
 from effuse.privacy.histogram import Disclosure, Gaussian, Laplace
 from effuse.pruning.prune import prune
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.runs.save import load
+from effuse.tools.check import check
+from effuse.transport.state import Snapshots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from edge_balance import room, simulated

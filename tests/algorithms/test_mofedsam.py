@@ -10,8 +10,8 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, ExponentialDecay
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
 
 STEP = SGD(lr=0.25, batch=4, steps=1)
 

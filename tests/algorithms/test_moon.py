@@ -21,19 +21,19 @@ from effuse.core.solvers import SGD
 from effuse.core.spec import spec
 from effuse.core.task import Batch
 from effuse.core.workbench import Client
-from effuse.diffusion.objective import Denoise
-from effuse.diffusion.schedules import Linear
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
-from effuse.engines.save import load
-from effuse.engines.state import Snapshots
 from effuse.metrics.accuracy import Accuracy
 from effuse.metrics.cost import layer_macs
-from effuse.models.classify import Classify
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.resnet import Cnn, Resnet
 from effuse.models.unet import Unet
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.runs.save import load
+from effuse.tasks.classify import Classify
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Linear
+from effuse.tools.check import check
+from effuse.transport.state import Snapshots
 
 NETS = {
     "unet": Unet(widths=(8, 16), layers=1, attention=(4,), groups=4, conditional=True).resolved(Shape(8, 1, 2)),

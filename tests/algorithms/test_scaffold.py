@@ -11,10 +11,10 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.scaffold import Scaffold
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, ExponentialDecay
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.folder import RunFolder
-from effuse.engines.state import Snapshots
+from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.tools.check import check
+from effuse.transport.state import Snapshots
 
 # one image a batch: client 0 takes three steps an epoch and client 1 takes one
 LOCAL = SGD(lr=0.25, batch=1, epochs=1)

@@ -21,14 +21,14 @@ from toy import ToyStateful, toy_recipe
 from effuse.algorithms.localonly import LocalOnly
 from effuse.cli import main
 from effuse.core import files
-from effuse.core.eager import Eager
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import driver, rounds
-from effuse.engines.folder import RunFolder
+from effuse.machines.eager import Eager
 from effuse.models import saved
 from effuse.recipes import catalogue
+from effuse.runs import driver, rounds
+from effuse.runs.folder import RunFolder
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 SAMPLED = {"evaluate": Evaluate(grid=2, every=2), "sampler": Ancestral(batch=2)}
@@ -302,7 +302,7 @@ def test_a_manifest_that_is_not_ours(effuse, toy_file, tmp_path):
 
 SLOW_TOY = """
 import time, toy
-from effuse.core.eager import Eager
+from effuse.machines.eager import Eager
 fit = Eager.fit
 def slow(*args):
     time.sleep(0.05)

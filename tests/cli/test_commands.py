@@ -16,15 +16,15 @@ from toy import ToyStateful, toy_recipe
 
 from effuse.algorithms.localonly import LocalOnly
 from effuse.cli import progress
-from effuse.core.eager import Eager
 from effuse.core.metric import Metric, Outlook
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.core.spec import registry
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines import rounds
-from effuse.engines.folder import RunFolder
+from effuse.machines.eager import Eager
 from effuse.metrics.classifier import Classifier
+from effuse.runs import rounds
+from effuse.runs.folder import RunFolder
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 SMALL = Classifier(width=2, steps=1, epochs=1)

@@ -88,7 +88,7 @@ def test_one_process_to_a_sites_folder(effuse, tmp_path):
 AT_WORK = """
 import sys, threading, time
 import torch
-import effuse.engines.flower.serve as serve
+import effuse.transport.flower.commands as serve
 from effuse.cli import main
 
 def training(*args):
@@ -121,7 +121,7 @@ def test_an_interrupted_server_says_all_that_it_needs_again(effuse, toy_file, mo
         (folder / "manifest.json").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("effuse.engines.driver.run", interrupted)
+    monkeypatch.setattr("effuse.runs.driver.run", interrupted)
     serve = f"serve {toy_file()} --listen 127.0.0.1:8000 --quiet"
     told = effuse(f"{serve} --out a --quorum 2 --deadline 60").sentence
     assert "`effuse serve --listen 127.0.0.1:8000 --quorum 2 --deadline 60 --resume a` goes on" in told

@@ -11,15 +11,15 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
 from effuse.diffusion.samplers import Ancestral
-from effuse.engines.driver import run
-from effuse.engines.evaluation import Evaluator
-from effuse.engines.save import load
 from effuse.metrics.cost import layer_macs
 from effuse.metrics.diversity import Diversity
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
 from effuse.models.unet import Unet
 from effuse.pruning.prune import prune
+from effuse.runs.driver import run
+from effuse.runs.evaluation import Evaluator
+from effuse.runs.save import load
 
 LOOK = {"evaluate": Evaluate(grid=2, metrics=(Diversity(n=4),)), "sampler": Ancestral(batch=4, steps=2)}
 

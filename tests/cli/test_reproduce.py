@@ -9,16 +9,16 @@ import pytest
 from toy import ADAM, toy_recipe
 
 from effuse.algorithms.feddiffuse import Full, UDec
-from effuse.core.eager import Eager
 from effuse.core.errors import RecipeError
 from effuse.core.files import held
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table
-from effuse.engines import driver, rounds
-from effuse.engines.folder import RunFolder
-from effuse.engines.reproduce import Reproduction
+from effuse.machines.eager import Eager
 from effuse.recipes import catalogue, tables
+from effuse.runs import driver, rounds
+from effuse.runs.folder import RunFolder
+from effuse.tools.reproduce import Reproduction
 
 SMALL = "classifier(width=3, steps=1, epochs=1)"
 METRICS = [f"evaluate.metrics=[kid(n=4, encoder={SMALL})]", "evaluate.grid=0", "sampler=ddim(steps=2)"]

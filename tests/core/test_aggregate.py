@@ -36,11 +36,11 @@ from effuse.core.rng import Stream
 from effuse.core.spec import build, parse, spec, text
 from effuse.core.wire import decode, encode, message, message_hints
 from effuse.core.workbench import Client, Workbench
-from effuse.diffusion.objective import Denoise
-from effuse.engines import refusals
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.hollow import Hollow
+from effuse.machines.hollow import Hollow
+from effuse.runs.driver import run
+from effuse.tasks.denoise import Denoise
+from effuse.tools.check import check
+from effuse.transport import refusals
 
 ARCH = HandNet(side=1, channels=1, classes=2)
 

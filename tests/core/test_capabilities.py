@@ -11,9 +11,9 @@ from effuse.core.algorithm import Algorithm, job_of
 from effuse.core.capabilities import Averages, Companions, Discloses, Draws, Hierarchical, Personal, StopsEarly
 from effuse.core.errors import FederationError
 from effuse.core.spec import registry
-from effuse.engines.hollow import Hollow
-from effuse.engines.loopback import Loopback
-from effuse.engines.simulator import on_disk
+from effuse.machines.hollow import Hollow
+from effuse.transport.loopback import Loopback
+from effuse.transport.simulator import on_disk
 
 DECLARED = {
     Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec"},

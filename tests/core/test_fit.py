@@ -20,8 +20,8 @@ from effuse.core.solvers import SGD
 from effuse.core.spec import spec
 from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client
-from effuse.engines.driver import run
-from effuse.engines.hollow import Hollow
+from effuse.machines.hollow import Hollow
+from effuse.runs.driver import run
 
 
 def test_epochs_are_dealt_whole_and_a_ragged_batch_is_filled_up_with_its_first_image():

@@ -22,7 +22,6 @@ from one_weight import (
 from torch import Tensor, nn
 
 from effuse.core.data import Shard
-from effuse.core.eager import batch_seeds
 from effuse.core.errors import FederationError, ModelError, TrainingError
 from effuse.core.fit import kept_state, restore
 from effuse.core.model import Model, Net
@@ -31,6 +30,7 @@ from effuse.core.rng import Stream, stream
 from effuse.core.solvers import SGD, Adam, ExponentialDecay, Solver
 from effuse.core.task import Task
 from effuse.core.workbench import Workbench
+from effuse.machines.eager import batch_seeds
 
 
 def run(solver: Solver, model: Model | None = None, task: Task | None = None, **rest):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from effuse.diffusion.guidance import guided
-from effuse.diffusion.objective import NULL
+from effuse.tasks.denoise import NULL
 
 
 def test_blend_by_hand() -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 from effuse.core.errors import ModelError, RecipeError
 from effuse.core.sampler import Predict, Sampler
 from effuse.core.spec import build, parse, text
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral, Ddim, DpmSolver, quadratic
-from effuse.diffusion.schedules import Cosine, Linear, signal_and_noise
-from effuse.models.classify import Classify
+from effuse.tasks.classify import Classify
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Cosine, Linear, signal_and_noise
 
 MEAN, STD = 0.1, 0.2
 MANY = torch.Size((4000, 1, 1, 1))

@@ -12,8 +12,8 @@ from effuse.core.errors import RecipeError
 from effuse.core.model import Arch, Net
 from effuse.core.spec import build, parse
 from effuse.core.task import Batch
-from effuse.models.classify import Classify
 from effuse.models.resnet import Cnn, Resnet
+from effuse.tasks.classify import Classify
 
 CIFAR, DIGITS = Shape(32, 3, 10), Shape(8, 1, 10)
 

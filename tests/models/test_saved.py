@@ -18,14 +18,14 @@ from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.spec import build, parse, text
 from effuse.core.wire import decode, encode
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral, Ddim, DpmSolver
-from effuse.diffusion.schedules import Linear
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.pretrained import FromPretrained
 from effuse.models.resnet import Cnn
 from effuse.models.saved import load_model
 from effuse.models.unet import Unet
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Linear
 
 SHAPE = Shape(8, 1, 3)
 TINY = Unet(widths=(8, 16), layers=1, attention=(4,), groups=4).resolved(SHAPE)

@@ -12,7 +12,6 @@ from effuse.core.model import Arch, Model, fill
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
 from effuse.core.spec import build, parse, spec, text
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
 from effuse.metrics.cost import layer_macs, parameters
 from effuse.models.convnext_unet import ConvnextUnet
@@ -22,6 +21,7 @@ from effuse.models.saved import load_model
 from effuse.models.unet import CifarUnet, DigitsUnet, Unet
 from effuse.pruning.groups import Group, groups_of
 from effuse.pruning.prune import cut, group_weights, importance, prune
+from effuse.tasks.denoise import Denoise
 
 CIFAR = CifarUnet().resolved(Shape(32, 3, 10))
 NETS = {

@@ -9,15 +9,15 @@ import torch
 
 from effuse.algorithms.fedddpm import QuickTest
 from effuse.core.errors import RecipeError
-from effuse.diffusion.objective import Denoise
-from effuse.diffusion.schedules import Linear, signal_and_noise
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.reproduce import Reproduction, value_at
 from effuse.recipes import find_recipe, find_table
 from effuse.recipes.fedddpm.comparison import BOUNDS, COMPARED, KNOBS, RIVALS, TELLING
 from effuse.recipes.fedddpm.methods import SHORT
 from effuse.recipes.fedddpm.tables import METHODS
+from effuse.runs.driver import run
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Linear, signal_and_noise
+from effuse.tools.check import check
+from effuse.tools.reproduce import Reproduction, value_at
 
 # labels need no files
 MNIST = "data=labels(sizes=[5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], side=28, channels=1)"

@@ -13,10 +13,6 @@ from effuse.core.errors import EffuseError
 from effuse.core.solvers import CosineDecay
 from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral
-from effuse.diffusion.schedules import Linear
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.reproduce import Reproduction, training
 from effuse.metrics.encoders import reference_rows
 from effuse.metrics.fidelity import FID, KID
 from effuse.metrics.mix import ClassMix
@@ -34,6 +30,10 @@ from effuse.recipes.feddiffuse.tuning import (
     tuned,
     with_change,
 )
+from effuse.runs.driver import run
+from effuse.tasks.schedules import Linear
+from effuse.tools.check import check
+from effuse.tools.reproduce import Reproduction, training
 
 THETA, ENCODER, BOTTLENECK, DECODER = 2_996_315, 1_280_642, 999_376, 716_297
 R = 15

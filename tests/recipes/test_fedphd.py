@@ -14,13 +14,13 @@ from effuse.core.errors import RecipeError
 from effuse.core.recipe import Recipe
 from effuse.core.table import Cell
 from effuse.diffusion.samplers import Ddim, quadratic
-from effuse.engines.check import check
-from effuse.engines.driver import run
-from effuse.engines.reproduce import Reproduction
 from effuse.metrics.fidelity import FID, KID
 from effuse.metrics.tones import Tones
 from effuse.recipes import find_recipe, find_table
 from effuse.recipes.fedphd.comparison import TELLING
+from effuse.runs.driver import run
+from effuse.tools.check import check
+from effuse.tools.reproduce import Reproduction
 
 # CIFAR-10's and CelebA's labels need no files
 CIFAR = ["data=labels(sizes=[5000]*10, side=32, channels=3)", "evaluate.metrics=[]"]

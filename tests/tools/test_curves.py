@@ -15,9 +15,9 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import SGD
 from effuse.diffusion.samplers import Ddim
-from effuse.engines.driver import run
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
+from effuse.runs.driver import run
 
 TOOL = Path(__file__).parent.parent.parent / "tools" / "curves.py"
 found = importlib.util.spec_from_file_location("curves", TOOL)

@@ -15,7 +15,7 @@ from toy import ADAM, Diary, ToyStateful, toy_recipe
 
 import effuse
 from effuse.core.params import Params
-from effuse.engines.state import pack_state, unpack_state
+from effuse.transport.state import pack_state, unpack_state
 
 ROOT = Path(__file__).parent.parent.parent
 found = importlib.util.spec_from_file_location("hashes", ROOT / "tools" / "hashes.py")

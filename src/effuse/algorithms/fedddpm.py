@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.shared.synthesis import Fraction, Gathering, Synthesising, Synthetic
 from effuse.core.algorithm import FEDERATE, Server
 from effuse.core.capabilities import StopsEarly
 from effuse.core.errors import RecipeError
@@ -20,7 +21,6 @@ from effuse.core.solvers import Constant, Solver
 from effuse.core.spec import Spec, spec
 from effuse.core.wire import message
 from effuse.core.workbench import SERVER
-from effuse.diffusion.synthesis import Fraction, Gathering, Synthesising, Synthetic
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.distances import Moments, frechet, moments, solved
 from effuse.metrics.encoders import Encoder, Inception

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.shared.synthesis import Gathering, Synthesising, joined
 from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.federation import Federation
 from effuse.core.model import Model
 from effuse.core.spec import spec
 from effuse.core.wire import message
 from effuse.core.workbench import Client
-from effuse.diffusion.synthesis import Gathering, Synthesising, joined
 
 SHARING = "sharing"
 SHARE = "share"  # its place in a client's state

@@ -25,7 +25,7 @@ app = typer.Typer(
 def _version(asked: bool) -> None:
     if asked:
         from effuse import __version__
-        from effuse.engines.release import source
+        from effuse.runs.release import source
 
         print(f"effuse {__version__}, source {source()}")
         raise typer.Exit

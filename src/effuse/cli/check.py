@@ -9,7 +9,7 @@ from effuse.cli import app
 from effuse.cli.options import Clients, Json, RecipeName, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import amount, console
 from effuse.core.errors import MissingError
-from effuse.engines.check import check as rehearse
+from effuse.tools.check import check as rehearse
 
 WITHOUT_FILES = (
     "to rehearse without any files, add --set evaluate.metrics=[] and, for N classes of M images of S x S pixels and C colours, "

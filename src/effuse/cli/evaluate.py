@@ -8,8 +8,8 @@ import typer
 from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RunPath, Settings
 from effuse.cli.progress import show_metrics
-from effuse.engines.evaluation import evaluate_run
-from effuse.engines.records import plain
+from effuse.runs.evaluation import evaluate_run
+from effuse.runs.records import plain
 
 
 @app.command()

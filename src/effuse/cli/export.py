@@ -9,7 +9,7 @@ import typer
 from effuse.cli import app
 from effuse.cli.options import Json, Quiet, RunPath
 from effuse.core.errors import RecipeError
-from effuse.engines.export import FORMATS, export_auxiliary, require_empty
+from effuse.tools.export import FORMATS, export_auxiliary, require_empty
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 
 from effuse.cli import INTERRUPTED, app
 from effuse.cli.options import Device
-from effuse.engines import flower
+from effuse.transport import flower
 
 
 @app.command()
@@ -33,9 +33,9 @@ def join(
 ) -> None:
     """Take part as one client, on data that stays here, until the run is over; reconnects by itself; Ctrl-C leaves."""
     flower.require()
-    from effuse.engines.flower.serve import join as take_part
-    from effuse.engines.flower.site import Consent
-    from effuse.engines.preview import what_leaves
+    from effuse.tools.preview import what_leaves
+    from effuse.transport.flower.commands import join as take_part
+    from effuse.transport.flower.site import Consent
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
     consent = Consent.given(recipe, allow)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from effuse.cli import app
-from effuse.engines import flower
+from effuse.transport import flower
 
 keys = typer.Typer(help="Certificates and keys of a federation.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
@@ -23,7 +23,7 @@ def init(
 ) -> None:
     """Make a certificate authority, the server's certificate, and a key for every client."""
     flower.require()
-    from effuse.engines.flower.keys import init as make
+    from effuse.transport.flower.keys import init as make
 
     make(folder, clients, host or ())
     print(f"{folder / 'README.md'} says what goes to whom")

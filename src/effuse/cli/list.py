@@ -28,10 +28,10 @@ from effuse.core.solvers import Schedule, Solver
 from effuse.core.spec import Spec, describe, field_hints, plain, registry, text
 from effuse.core.task import Task
 from effuse.data.transforms import Transform
-from effuse.diffusion.schedules import NoiseSchedule
 from effuse.metrics.encoders import Encoder
 from effuse.privacy.histogram import Disclosure
 from effuse.recipes import catalogue, find_recipe, tables
+from effuse.tasks.schedules import NoiseSchedule
 
 KINDS: dict[str, type] = {
     "data": Source, "partition": Partition, "model": Arch, "task": Task, "algorithm": Algorithm, "solver": Solver,

@@ -18,8 +18,8 @@ from effuse.core.machine import Meter
 from effuse.core.metric import Measurement
 from effuse.core.recipe import Recipe
 from effuse.core.spans import Profile
-from effuse.engines.observer import Observer
-from effuse.engines.records import Result, RoundRecord
+from effuse.runs.observer import Observer
+from effuse.runs.records import Result, RoundRecord
 
 BAR = 24
 

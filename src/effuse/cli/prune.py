@@ -11,8 +11,8 @@ from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RunPath, Settings
 from effuse.cli.progress import amount, console
 from effuse.core.errors import RecipeError, nearest
-from effuse.engines.prune import prune_run
 from effuse.pruning.prune import Criterion
+from effuse.tools.prune import prune_run
 
 
 @app.command()

@@ -15,8 +15,8 @@ from effuse.cli import Interrupted, app
 from effuse.cli.options import Device, Json, Quiet
 from effuse.cli.progress import console, watched
 from effuse.core.errors import TrainingError
-from effuse.engines.reproduce import Planned, Reproduction
 from effuse.recipes import find_table
+from effuse.tools.reproduce import Planned, Reproduction
 
 
 @app.command()

@@ -7,8 +7,8 @@ import typer
 from effuse.cli import app
 from effuse.cli.options import Json, Profiled, Quiet, RunPath, Workers
 from effuse.cli.progress import tell, watched
-from effuse.engines import driver
-from effuse.engines.profile import profiled
+from effuse.runs import driver
+from effuse.runs.profile import profiled
 
 
 @app.command()

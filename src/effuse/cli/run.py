@@ -12,10 +12,10 @@ from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeNam
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.core.files import write_atomically
-from effuse.engines import driver
-from effuse.engines.folder import RunFolder
-from effuse.engines.notebook import new_folder
-from effuse.engines.profile import profiled
+from effuse.runs import driver
+from effuse.runs.folder import RunFolder
+from effuse.runs.profile import profiled
+from effuse.tools.notebook import new_folder
 
 
 @app.command()

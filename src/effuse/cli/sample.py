@@ -14,9 +14,9 @@ from effuse.core.capabilities import Personal
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.sampler import Sampler
 from effuse.core.spec import build_text
-from effuse.engines.device import pick_device
-from effuse.engines.export import FORMATS, export, require_empty
-from effuse.engines.save import load
+from effuse.runs.save import load
+from effuse.tools.export import FORMATS, export, require_empty
+from effuse.transport.device import pick_device
 
 
 @app.command()

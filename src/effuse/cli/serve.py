@@ -11,9 +11,10 @@ from effuse.cli.options import Clients, Device, Json, Quiet, Rounds, Seed, Setti
 from effuse.cli.progress import tell, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import Recipe, read_manifest
-from effuse.engines import driver, flower
-from effuse.engines.folder import RunFolder
-from effuse.engines.notebook import new_folder
+from effuse.runs import driver
+from effuse.runs.folder import RunFolder
+from effuse.tools.notebook import new_folder
+from effuse.transport import flower
 
 DEADLINE = 3600.0
 
@@ -46,8 +47,8 @@ def serve(
 ) -> None:
     """Wait for the clients, train by RECIPE with them, and write a run folder; nobody's data comes here."""
     flower.require()
-    from effuse.engines.flower.errand import Terms
-    from effuse.engines.flower.serve import Served, served
+    from effuse.transport.flower.commands import Served, served
+    from effuse.transport.flower.terms import Terms
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
     if recipe is None and resume is None:

@@ -25,7 +25,7 @@ LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, filling the memory of whoe
 # CPython 3.11 counts the depth of a tree once for all threads: when the collector let another one in halfway, whose message named a
 # network too, both counted on, and the first ended in "AST constructor recursion depth mismatch"
 PARSING = threading.Lock()
-SPEC_PACKAGES = ("core", "data", "models", "diffusion", "privacy", "metrics", "algorithms")
+SPEC_PACKAGES = ("core", "data", "tasks", "diffusion", "models", "privacy", "metrics", "algorithms")
 
 
 class Spec:

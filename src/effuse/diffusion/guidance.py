@@ -7,7 +7,7 @@ from torch import Tensor
 
 from effuse.core.errors import ModelError
 from effuse.core.sampler import Predict
-from effuse.diffusion.objective import NULL
+from effuse.tasks.denoise import NULL
 
 
 def refuse_guidance(w: float, conditional: bool) -> None:

@@ -13,7 +13,7 @@ from effuse.core.sampler import Predict, Sampler
 from effuse.core.spec import spec
 from effuse.core.task import Task
 from effuse.diffusion.guidance import guided, refuse_guidance
-from effuse.diffusion.objective import PREDICTION_TYPES, Denoise
+from effuse.tasks.denoise import PREDICTION_TYPES, Denoise
 
 TRACE = 0.25  # of an image, in amplitude: ten uniform steps of a cosine schedule begin with 0.16, and draw well enough
 

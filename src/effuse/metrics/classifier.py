@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from effuse.core.data import Shape, Shard
-from effuse.core.eager import Eager
 from effuse.core.fit import Work
 from effuse.core.metric import Subject
 from effuse.core.model import Net
@@ -19,9 +18,10 @@ from effuse.core.rng import Stream, keyed
 from effuse.core.solvers import AdamW
 from effuse.core.spec import spec, text
 from effuse.core.workbench import SERVER
+from effuse.machines.eager import Eager
 from effuse.metrics.encoders import Encoder, Network
 from effuse.metrics.store import Key, Tensors, kept, once
-from effuse.models.classify import Classify
+from effuse.tasks.classify import Classify
 
 FEATURES = 64
 BATCH = 128

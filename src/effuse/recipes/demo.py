@@ -5,11 +5,11 @@ from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import Adam, CosineDecay
 from effuse.data.dirichlet import LabelSkew
 from effuse.data.sources import Digits
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import DpmSolver
 from effuse.metrics.accuracy import ConditionalAccuracy
 from effuse.metrics.diversity import Diversity
 from effuse.models.unet import DigitsUnet
+from effuse.tasks.denoise import Denoise
 
 
 def demo() -> Recipe:

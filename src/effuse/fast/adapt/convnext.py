@@ -6,10 +6,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from effuse.core.attention import linear_attention
-from effuse.core.conv import joined
-from effuse.core.fused import normed, side_by_side
 from effuse.core.task import Give
+from effuse.fast.ops.attention import linear_attention
+from effuse.fast.ops.conv import joined
+from effuse.fast.ops.norm import normed, side_by_side
 from effuse.models.convnext_unet import HEADS, Block, ConvNeXtUNet, LinearAttention
 
 

@@ -9,9 +9,9 @@ from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
-from effuse.core.conv import doubled, joined
-from effuse.core.fused import FusedGroupNormSiLU, aligned, normed, plus, side_by_side
 from effuse.core.task import Give
+from effuse.fast.ops.conv import doubled, joined
+from effuse.fast.ops.norm import FusedGroupNormSiLU, aligned, normed, plus, side_by_side
 from effuse.models.unet import network_class
 
 Network: Any = network_class()

@@ -25,13 +25,13 @@ from effuse.data.idx import MNIST
 from effuse.data.npz import CIFAR10, CIFAR100
 from effuse.data.partition import Shards
 from effuse.data.sources import Digits
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral, Ddim
-from effuse.diffusion.schedules import Linear
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
 from effuse.models.unet import CifarUnet, MnistUnet, Unet
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Linear
 
 Data = Literal["mnist", "cifar10", "cifar100"]
 Size = Literal["paper", "scaled", "smoke"]

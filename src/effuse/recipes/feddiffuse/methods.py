@@ -12,11 +12,11 @@ from effuse.data.folders import CelebA
 from effuse.data.idx import FashionMNIST
 from effuse.data.partition import Iid
 from effuse.data.transforms import Crop, Resize
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ancestral
 from effuse.metrics.fidelity import FID, KID
 from effuse.metrics.mix import ClassMix
 from effuse.models.convnext_unet import ConvnextUnet
+from effuse.tasks.denoise import Denoise
 
 Profile = Literal["text", "code"]  # where the paper's text and its published code differ: the loss
 

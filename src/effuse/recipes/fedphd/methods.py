@@ -18,10 +18,10 @@ from effuse.data.npz import CIFAR10
 from effuse.data.partition import Classes
 from effuse.data.sources import Digits
 from effuse.data.transforms import Crop, Resize
-from effuse.diffusion.objective import Denoise
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.metrics.fidelity import FID
 from effuse.models.unet import CifarUnet, DigitsUnet
+from effuse.tasks.denoise import Denoise
 
 Data = Literal["cifar10", "celeba"]
 FEW = 0.2  # of the clients, in every round

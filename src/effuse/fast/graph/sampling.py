@@ -1,0 +1,65 @@
+"""Sampling on a GPU: a network evaluation is recorded once for a batch shape, and filled with whatever weights draw."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from effuse.core.model import Arch, Net
+from effuse.fast.ops.halves import halve
+
+if TYPE_CHECKING:
+    from effuse.fast.graph.captured import Captured
+
+
+class Evaluation:
+    """One recorded network evaluation, for sampling."""
+
+    def __init__(self, machine: "Captured", arch: Arch, x: Tensor, labels: bool) -> None:
+        device = machine.device
+        self.net = machine.network(arch).eval()
+        if "cast" in machine.kernels:
+            halve(self.net)
+        self.x = torch.zeros_like(x)
+        self.t = torch.zeros(len(x), dtype=torch.int64, device=device)
+        self.labels = torch.zeros(len(x), dtype=torch.int64, device=device) if labels else None
+        self.out = torch.zeros_like(x)
+        run = machine.faster(self.net)
+
+        @torch.no_grad()
+        def evaluate() -> None:
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                y = run(self.x.contiguous(memory_format=torch.channels_last), self.t, self.labels)
+            self.out.copy_(y)
+
+        self.graph = machine.recorded(evaluate, machine.drawing)
+
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        """The network's answer to as many images as were recorded, or fewer: each image has its own."""
+        n = len(x)
+        self.x[:n].copy_(x)
+        self.t[:n].copy_(t)
+        if self.labels is not None and labels is not None:
+            self.labels[:n].copy_(labels)
+        self.graph.replay()
+        return self.out[:n].clone()  # a multistep sampler keeps what it was given, beyond the next replay
+
+    def fill(self, net: Net) -> None:
+        """Take over a network's present weights."""
+        own, theirs = self.net.state_dict(keep_vars=True), net.module.state_dict(keep_vars=True)
+        torch._foreach_copy_(list(own.values()), list(theirs.values()))
+
+
+class Recorded:
+    """Stands in for a network in one draw: a batch shape has its recording, filled with the network's present weights."""
+
+    def __init__(self, machine: "Captured", net: Net) -> None:
+        self.machine, self.net = machine, net
+        self.filled: Evaluation | None = None
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        if self.filled is None or len(self.filled.x) < len(x):  # a last batch of fewer images needs no recording of its own
+            self.filled = self.machine.evaluation(self.net.arch, x, labels is not None)
+            self.filled.fill(self.net)
+        return self.filled(x, t, labels)

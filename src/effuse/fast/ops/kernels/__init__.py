@@ -1,0 +1,45 @@
+"""Triton kernels; the modules here need triton, and are imported where there is one."""
+
+import functools
+import importlib
+import importlib.util
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
+
+
+def kernels_for(x: Tensor, name: str) -> Any:
+    """A file of kernels for a tensor, or None where plain torch is to do it."""
+    return importlib.import_module(f"effuse.fast.ops.kernels.{name}") if x.is_cuda or _interpreted() else None
+
+
+@functools.cache
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def available(device: torch.device) -> bool:
+    """Whether our kernels run there, by trying each: Triton needs a compiler for C and a place for what it has built."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    from effuse.fast.ops.attention import linear_attention, linear_attention_backward
+    from effuse.fast.ops.norm import channel_sums, norm, norm_backward, plus_kernel
+
+    try:
+        x, ones = torch.zeros(1, 96, 4, 4, dtype=torch.bfloat16, device=device), torch.ones(96, device=device)
+        y, stats = norm(x, None, ones, ones, None, 2, 1e-6, False, True, 0.0, 0)
+        norm_backward(x, y, None, ones, ones, None, stats, False, True, 0.0, 0)
+        channel_sums(plus_kernel(x, ones, x))
+        out, *kept = linear_attention(x, 1)
+        linear_attention_backward(x, out, *kept)
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        warnings.warn(f"our GPU kernels do not run here, so torch's own do, which are slower: {error}", stacklevel=2)
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""On what kind of machines a run computes, and on how many."""
+
+from collections.abc import Sequence
+
+import torch
+
+from effuse.core.errors import RecipeError
+from effuse.core.recipe import Recipe
+from effuse.fast.graph.captured import Captured, draws_inside
+from effuse.fast.graph.compiled import keep_compiled
+from effuse.fast.layout import for_tensor_cores
+from effuse.machines.eager import Eager
+
+WORTH_COMPILING = 1_000_000  # training images: below that, a minute of compilation is not earned back
+SMALL = 20_000_000  # parameters up to which one client leaves a large GPU half idle
+MOST_SLOTS = 5
+LARGE_SLOTS = 2  # of larger networks
+KEPT: list[Captured] = []  # of the last run: in a table of many short runs, recording would take longer than training
+
+
+def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
+    """The recipe's choice; `auto` records steps on a GPU, and compiles them where the run is long enough."""
+    speed = recipe.speed
+    if speed == "auto":
+        images = recipe.rounds * sum(solver.images_on(size) for solver in recipe.algorithm.solvers())
+        speed = "eager" if device.type == "cpu" else "compile" if images > WORTH_COMPILING else "graph"
+    if speed != "eager" and device.type != "cuda":
+        raise RecipeError(f"speed={speed}: only a GPU records steps; use speed=auto or speed=eager")
+    return speed
+
+
+def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]:
+    """The machines of a run, one for each client that is at work at a time; they count on one meter."""
+    speed = pick_speed(recipe, device, size)
+    machines: list[Eager]
+    if speed == "eager":
+        machines = [Eager(device) for _ in range(cpu_slots(recipe) if device.type == "cpu" else 1)]
+        if len(machines) > 1:
+            machines[0].threads = recipe.threads // len(machines)
+    else:
+        keep_compiled(device)
+        machines = _captured(recipe, device, speed == "compile")
+    for machine in machines[1:]:
+        machine.meter, machine.threads = machines[0].meter, machines[0].threads
+    return machines
+
+
+def machine_for(recipe: Recipe, device: torch.device) -> Eager:
+    """The machine for looking at one model: on a GPU its evaluations are recorded, and not compiled, which would take a minute."""
+    if device.type != "cuda" or recipe.speed == "eager":
+        return Eager(device)
+    keep_compiled(device)
+    return Captured(device, compiled=False, reproducible=recipe.reproducible)
+
+
+def keep(machines: Sequence[Eager]) -> None:
+    """Leave the machines of a run that is over, with their recordings, to the next run of this process."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # a fit that was given up may have left steps in its queue
+    KEPT[:] = [machine for machine in machines if isinstance(machine, Captured)]
+
+
+def _captured(recipe: Recipe, device: torch.device, compiled: bool) -> list[Captured]:
+    kind = (device, compiled, recipe.reproducible)
+    left = [m for m in KEPT if (m.device, m.compiled, m.reproducible) == kind]
+    KEPT.clear()
+    machines = (left + [Captured(*kind) for _ in range(len(left), slots(recipe))])[: slots(recipe)]
+    for machine in machines:
+        machine.anew(recipe.model)
+    return machines
+
+
+def cpu_slots(recipe: Recipe) -> int:
+    """How many clients share the threads of a CPU: side by side they are faster than one after another on all threads."""
+    with torch.device("meta"):
+        alone = recipe.speed == "eager" or draws_inside(recipe.model.build())
+    return 1 if alone else min(recipe.clients, recipe.threads)
+
+
+def slots(recipe: Recipe) -> int:
+    """How many clients may share a GPU at a time (a trial decides); one where a step draws from torch's one default generator."""
+    with torch.device("meta"):
+        net = for_tensor_cores(recipe.model.build())
+    small = sum(p.numel() for p in net.parameters()) < SMALL
+    return 1 if draws_inside(net) else min(recipe.clients, MOST_SLOTS if small else LARGE_SLOTS)

@@ -1,0 +1,200 @@
+"""A run folder: what a run writes, where, and how it survives being killed."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import effuse
+from effuse.core.algorithm import Server
+from effuse.core.errors import RunError, WireError
+from effuse.core.files import held, sync_file, write_atomically, writing
+from effuse.core.ledger import EVALUATION
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.spec import field_hints, text, with_values
+from effuse.core.wire import decode, encode, message
+from effuse.runs.records import Result, RoundRecord
+from effuse.runs.release import versions
+from effuse.transport.state import MARKS, saved_by_another
+
+
+@message(name="checkpoint")
+class Checkpoint:
+    """Everything a run needs to go on as if nothing had happened."""
+
+    t: int  # the next round
+    federated: int
+    server: Server
+    ema: Model | None
+    averaged: int  # models in it
+    snapshots: dict[int, str]
+    received: dict[str, tuple[int, ...]]  # what was sent once: the clients that have it
+    workbench: str | None  # the snapshot of the server's own optimiser
+    ledger: dict[str, list[int]]
+    metrics: str  # the last evaluation, as JSON; null where the model is still to be looked at
+    digests: list[str]  # of personal models, when last evaluated
+    lines: int  # bytes of rounds.jsonl that belong to it
+    seconds: float
+
+
+class RunFolder:
+    """Paths and writes of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def rounds(self) -> Path:
+        return self.path / "rounds.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    def require_new(self) -> None:
+        """Refuse a folder that a run has claimed."""
+        if self.manifest.exists():
+            raise RunError(
+                f"{self.path} already holds a run; choose another --out, or go on with `effuse resume {self.path}`"
+            )
+
+    def require_same(self, recipe: Recipe) -> None:
+        """Refuse a run of another recipe than this one."""
+        there = Recipe.restore(read_manifest(self.path)["recipe"])
+        ours = with_values(recipe, "recipe", model=recipe.model.resolved(there.model.shape))
+        for key in field_hints(Recipe):
+            if (mine := getattr(ours, key)) != (theirs := getattr(there, key)):
+                was, now = text(theirs, full=False), text(mine, full=False)
+                raise RunError(f"{self.path} was run with {key}={was}, not {now}; choose another --out")
+
+    def create(
+        self, recipe: Recipe, name: str, engine: str, device: str, workers: int | None, data: dict[str, str], **more: Any
+    ) -> None:
+        """Claim the folder for a new run."""
+        self.require_new()
+        manifest = {
+            "effuse": effuse.__version__,
+            "name": name,
+            "recipe": recipe.saved(),
+            "data_sha256": data,
+            "engine": engine,
+            "device": device,
+            "workers": workers,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "versions": versions(device),
+        } | more
+        self.write_json("manifest.json", manifest)
+
+    @contextlib.contextmanager
+    def locked(self, private: bool = False) -> Iterator[None]:
+        """Hold the folder; a second process is told so instead of mixing its writes in. Others cannot read a private one."""
+        with writing(self.path):
+            self.path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+            if private:
+                self.path.chmod(0o700)  # it may have been there
+        with held(self.path / ".lock") as ours:
+            if not ours:
+                raise RunError(f"{self.path} is in use by another effuse process; wait for it or choose another --out")
+            yield
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+    def append(self, record: RoundRecord) -> None:
+        """Add a line to rounds.jsonl."""
+        with writing(self.rounds), open(self.rounds, "a") as file:
+            file.write(json.dumps(record.to_json(), allow_nan=False) + "\n")
+
+    def read_result(self) -> Result:
+        """The result of a finished run."""
+        return Result.from_json(json.loads(self.result.read_text()), str(self.result))
+
+    def records(self) -> list[RoundRecord]:
+        return list(self.each_record())
+
+    def each_record(self) -> Iterator[RoundRecord]:
+        """The lines of rounds.jsonl one by one: all of them at once would grow with rounds times clients."""
+        if self.rounds.exists():
+            with open(self.rounds) as file:
+                # a last line without its end is being written this moment, or was when the process was killed
+                yield from (RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n"))
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        folder = self.path / "checkpoints"
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+        if self.rounds.exists():  # the lines that a checkpoint counts must be as durable as itself
+            sync_file(self.rounds)
+        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint, marks=MARKS))
+        for old in self._checkpoints()[:-1]:
+            old.unlink(missing_ok=True)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+        newest = self._checkpoints()[-1:]
+        if not newest:
+            return None
+        if (why := self.unreadable()) is not None:
+            raise RunError(why)
+        try:
+            checkpoint: Checkpoint = decode(newest[0].read_bytes(), Checkpoint)
+        except WireError as error:
+            raise RunError(_damaged(newest[0], error)) from None
+        return checkpoint
+
+    def unreadable(self) -> str | None:
+        """Why the newest checkpoint cannot be read, as far as its header tells: another version saved it, or it is damaged."""
+        for path in self._checkpoints()[-1:]:
+            with open(path, "rb") as file:
+                size = file.read(8)
+                head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
+            try:
+                return saved_by_another(head, path)
+            except WireError as error:
+                return _damaged(path, error)
+        return None
+
+    def inherit(self, other: "RunFolder") -> None:
+        """Begin where another run of the same training ended, its looks at the model left out."""
+        ended = other.load_checkpoint()
+        if ended is None:
+            raise RunError(f"{other.path} has no checkpoint to go on from; run it again")
+        if read_manifest(other.path).get("data_sha256") != read_manifest(self.path)["data_sha256"]:
+            raise RunError(f"{other.path} was trained on other data than is there now; run it again, or restore the data")
+        for record in other.each_record():
+            traffic = dataclasses.replace(record.traffic, evaluation=None)
+            self.append(dataclasses.replace(record, metrics=None, traffic=traffic))
+        for kept in ("clients", "server"):
+            if (other.path / kept).is_dir():
+                shutil.copytree(other.path / kept, self.path / kept, dirs_exist_ok=True)
+        ledger = {account: sums for account, sums in ended.ledger.items() if not account.startswith(EVALUATION)}
+        unseen: dict[str, Any] = {"metrics": "null", "digests": [], "ledger": ledger}
+        self.save_checkpoint(dataclasses.replace(ended, **unseen, lines=self.rounds.stat().st_size))
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("*.safetensors"))
+
+    def cut(self, size: int) -> None:
+        """Drop lines of rounds.jsonl that belong to no checkpoint, and what a killed write left behind."""
+        there = self.rounds.stat().st_size if self.rounds.exists() else 0
+        if there < size:
+            raise RunError(f"{self.rounds} has {there} bytes where the checkpoint counts {size}; restore it from a backup")
+        if there:
+            with writing(self.rounds), open(self.rounds, "r+b") as file:
+                file.truncate(size)
+        for folder in (self.path, self.path / "checkpoints", self.path / "server", *self.path.glob("clients/*")):
+            for partial in folder.glob(".*.partial"):
+                partial.unlink(missing_ok=True)
+
+
+def _damaged(path: Path, error: WireError) -> str:
+    return f"{path} cannot be read ({error}); restore it from a backup, or start a new run"

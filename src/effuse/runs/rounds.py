@@ -1,0 +1,321 @@
+"""The one round loop: every engine, every algorithm; plays, evaluates, records, checkpoints."""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.capabilities import Averages, Discloses, Draws, Personal, StopsEarly
+from effuse.core.data import Dataset
+from effuse.core.errors import RunError, TrainingError
+from effuse.core.federation import SETUP_T, Federation
+from effuse.core.files import cache_folder
+from effuse.core.ledger import TRAINING
+from effuse.core.metric import Measurement
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe
+from effuse.core.rng import stream
+from effuse.core.spans import span
+from effuse.core.wire import placed
+from effuse.core.workbench import SERVER
+from effuse.fast import keep, machines_for
+from effuse.metrics.cost import costs, figures
+from effuse.models.cut import Cuttable
+from effuse.runs.evaluation import Evaluator
+from effuse.runs.folder import Checkpoint, RunFolder
+from effuse.runs.observer import Observer
+from effuse.runs.records import Result, RoundRecord, Seconds, Traffic, made, plain
+from effuse.runs.save import save_model
+from effuse.transport.stage import Engine, Stage
+from effuse.transport.state import Snapshots
+from effuse.transport.untouched import Untouched
+
+CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
+PRUNED = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
+PERSONAL = "model/ holds the shared parts and the initial private ones; each client keeps its own model"
+
+
+class Played(NamedTuple):
+    """A round that is over."""
+
+    server: Server
+    t: int
+    phase: str
+    federated: int  # federated rounds up to here
+    look: bool  # whether the recipe wants the model evaluated now
+    over: bool  # whether it was the last
+
+
+def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[Played]:
+    """The rounds of a run, one after another; the rehearsal plays them too."""
+    algorithm = recipe.algorithm
+
+    def over() -> bool:
+        enough = server.phase == FEDERATE and federated >= recipe.rounds
+        return enough or (isinstance(algorithm, StopsEarly) and algorithm.done(server))
+
+    while not over():
+        fed.begin(t, federated)
+        phase = server.phase
+        watch = Untouched(server, f"the server program of {algorithm.name}", "the state it was handed")
+        with span("aggregate"), watch:
+            after = algorithm.round(server, fed)
+        fed.close()
+        server = after
+        federated += phase == FEDERATE
+        last = over()
+        due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
+        yield Played(server, t, phase, federated, bool(last or due), last)
+        t += 1
+
+
+class Run:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        engine: Engine,
+        device: torch.device,
+        workers: int | None,
+        train: Dataset,
+        test: Dataset,
+        observer: Observer,
+    ) -> None:
+        torch.set_num_threads(recipe.threads)
+        self.recipe, self.folder, self.observer = recipe, folder, observer
+        with span("data"):
+            train = train.to(device)
+        self.machines = machines_for(recipe, device, len(train))
+        self.machine = self.machines[0]
+        self.fed = engine(Stage(recipe, train, self.machines, workers, folder.path, observer.said))
+        self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
+        self.bench_state = Snapshots(folder.path / "server")
+        self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
+        self.ema: Model | None = None
+        self.averaged = 0  # models in it
+        self.seconds = 0.0
+        self.metrics: dict[str, Measurement] = {}
+        self.unseen = False  # the model was trained by another run, and only the look at it is left
+        self.digests: list[str] = []
+
+    def complete(self) -> Result:
+        """From the last checkpoint, or from nothing, to the result."""
+        try:
+            with self.fed:
+                result = self._complete()
+        except TrainingError:  # the recipe's fault: the next cell of a table need not record anew
+            keep(self.machines)
+            raise
+        keep(self.machines)
+        return result
+
+    def _complete(self) -> Result:
+        algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
+        began = time.monotonic()
+        server, t, federated = self._start()
+        self.seconds -= began
+        sent = fed.ledger.report()[TRAINING]["bytes"]["total"]
+        self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, sent)
+        checked, spent = time.monotonic(), 0.0
+        started, trained, evaluated = time.monotonic(), 0, 0
+        last = algorithm.deliver(server)
+        for done in played(recipe, fed, server, t, federated):
+            server, model = done.server, algorithm.deliver(done.server)
+            if model.arch != last.arch:  # the network was cut: what was kept of the wider one only fills memory
+                for machine in self.machines:
+                    machine.forget(last.arch)
+            with span("aggregate"):
+                if not model.params.finite():
+                    raise TrainingError(
+                        f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
+                    )
+                if done.federated:  # not over what came before federation
+                    self.ema = self._averaged(server, model, new=model is not last)
+            last = model
+            seconds, metrics = time.monotonic() - started, None
+            about = self._about(done, trained, evaluated)
+            if done.look:
+                self.observer.phase("evaluating")
+                with span("evaluate"):
+                    self.metrics = self._evaluate(server, done.federated)
+                    if done.over:
+                        self.metrics |= self._evaluate_images(server)
+                metrics = {name: m.value for name, m in self.metrics.items()}
+            traffic = Traffic.from_json(fed.ledger.close(), "the ledger")
+            total = Seconds(round=seconds, total=time.monotonic() - started)
+            record = RoundRecord(**about, metrics=metrics, traffic=traffic, seconds=total)
+            self.folder.append(record)
+            self.observer.closed(record)
+            t, federated = done.t + 1, done.federated
+            # rounds of milliseconds must not wait for a disk every time
+            if done.over or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
+                self.observer.phase("checkpoint")
+                before = time.monotonic()
+                with span("checkpoint"):
+                    self._checkpoint(server, t, federated)
+                checked = time.monotonic()
+                spent = checked - before
+                self.observer.phase("training")
+            started, trained, evaluated = time.monotonic(), self.machine.meter.images, self.machine.meter.evaluations
+        if self.unseen:
+            self.observer.phase("evaluating")
+            with span("evaluate"):
+                self.metrics = self._evaluate(server, federated) | self._evaluate_images(server)
+        with span("checkpoint"):
+            return self._finish(server, federated)
+
+    def _start(self) -> tuple[Server, int, int]:
+        fed, recipe = self.fed, self.recipe
+        saved = self.folder.load_checkpoint()
+        if saved is not None:
+            self._recognise(saved.server)
+            self.ema, self.averaged = placed(saved.ema, self.machine.device), saved.averaged
+            self.seconds = saved.seconds
+            fed.restore(saved.snapshots, saved.received)
+            fed.ledger.restore(saved.ledger)
+            metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
+            self.metrics = {name: made(m, Measurement, "the checkpoint") for name, m in (metrics or {}).items()}
+            self.unseen = metrics is None
+            fed.workbench.state = placed(self.bench_state.read(saved.workbench), self.machine.device)
+            self.folder.cut(saved.lines)
+            return placed(saved.server, self.machine.device), saved.t, saved.federated
+        self.folder.cut(0)
+        fed.begin(SETUP_T, 0)
+        initial = recipe.model.initial(stream(recipe.seed, SETUP_T, "model", 0, SERVER, "initial")).to(self.machine.device)
+        server = recipe.algorithm.setup(initial, fed)
+        fed.close()
+        return server, 0, 0
+
+    def _recognise(self, server: Server) -> None:
+        """Refuse a state that this version's algorithm does not work on."""
+        algorithm = self.recipe.algorithm
+        kind = algorithm.round.__annotations__.get("server", Server)
+        if not isinstance(server, kind):
+            raise RunError(
+                f"{self.folder.path}: its checkpoint holds a {type(server).__name__}, and {algorithm.name} now works on a "
+                f"{kind.__name__}; finish it with the version of effuse that began it, or start a new run"
+            )
+
+    def _averaged(self, server: Server, model: Model, new: bool) -> Model | None:
+        decay, algorithm = self.recipe.ema, self.recipe.algorithm
+        if decay is None:
+            own = algorithm.average(server) if isinstance(algorithm, Averages) else None
+            return None if own is None else model.holding(own)
+        if self.ema is None or self.ema.arch != model.arch:
+            self.averaged = int(new)  # what nobody has trained yet gives way to the first that is
+            return model  # also restarted when the network was cut
+        if not new:  # a cloud may renew its model in some rounds only
+            return self.ema
+        self.averaged += 1
+        # after n models, weights in proportion to decay^(n - i): the first one is no heavier than its age
+        return self.ema.lerp(model, (1 - decay) / (1 - decay**self.averaged))
+
+    def _about(self, done: Played, trained: int, evaluated: int) -> dict[str, Any]:
+        """What a round's record says of its training."""
+        weight = sum(w for _, w in self.fed.losses)
+        loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
+        about: dict[str, Any] = {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": loss}
+        about["images"] = self.machine.meter.images - trained
+        about["evaluations"] = self.machine.meter.evaluations - evaluated
+        if self.machine.device.type == "cuda":
+            about["gpu_bytes"] = torch.cuda.max_memory_reserved()
+            torch.cuda.reset_peak_memory_stats()
+        return about | {"at_a_time": self.fed.at_a_time, "noted": self.fed.noted or None}
+
+    def _evaluate(self, server: Server, federated: int) -> dict[str, Measurement]:
+        algorithm = self.recipe.algorithm
+        model = algorithm.deliver(server)
+        picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
+        if isinstance(algorithm, Personal):
+            found, self.digests = self.evaluator.look_at_clients(self.fed, server, model, picture)
+            if algorithm.averages:
+                smoothed = picture.with_stem(f"{picture.stem}-ema")
+                smooth, _ = self.evaluator.look_at_clients(self.fed, server, model, smoothed, True)
+                found |= {f"{name}_ema": m for name, m in smooth.items()}
+            return found
+        found = self.evaluator.look(model, picture)
+        if self.ema is not None:
+            smooth = self.evaluator.look(self.ema, picture.with_stem(f"{picture.stem}-ema"))
+            found |= {f"{name}_ema": m for name, m in smooth.items()}
+        return found
+
+    def _evaluate_images(self, server: Server) -> dict[str, Measurement]:
+        algorithm = self.recipe.algorithm
+        kept = algorithm.images(server) if isinstance(algorithm, Draws) else None
+        return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.look_at_images(kept).items()}
+
+    def _checkpoint(self, server: Server, t: int, federated: int) -> None:
+        fed, state = self.fed, self.fed.workbench.state
+        workbench = f"{t}" if state else None
+        if workbench is not None:
+            self.bench_state.write(workbench, state)
+        fed.settle()
+        self.folder.save_checkpoint(
+            Checkpoint(
+                t=t,
+                federated=federated,
+                server=server,
+                ema=self.ema,
+                averaged=self.averaged,
+                snapshots=dict(fed.snapshots),
+                received={name: tuple(sorted(clients)) for name, clients in fed.received.items()},
+                workbench=workbench,
+                ledger=fed.ledger.saved(),
+                metrics=json.dumps(plain(self.metrics)),
+                digests=self.digests,
+                lines=self.folder.rounds.stat().st_size,
+                seconds=self.seconds + time.monotonic(),
+            )  # fmt: skip
+        )
+        self.bench_state.prune({workbench})
+        fed.durable = dict(fed.snapshots)
+
+    def _finish(self, server: Server, federated: int) -> Result:
+        self.observer.phase("saving")
+        algorithm = self.recipe.algorithm
+        model = algorithm.deliver(server)
+        save_model(model, self.recipe, self.folder.path / "model")
+        if self.ema is not None:
+            save_model(self.ema, self.recipe, self.folder.path / "model-ema")
+        ledger = self.fed.ledger.report()
+        ledger["costs"] = costs(ledger[TRAINING]["links"])
+        images, seconds, per_round = 0, 0.0, []
+        for record in self.folder.each_record():
+            images += record.images
+            seconds += record.seconds.round
+            sent = {"parameters": plain(record.traffic.parameters), "bytes": plain(record.traffic.bytes)}
+            per_round.append({"phase": record.phase} | sent)
+        spent = algorithm.spent(server) if isinstance(algorithm, Discloses) else None
+        privacy = {} if spent is None else {"privacy": spent}
+        self.folder.write_json("ledger.json", ledger | privacy | {"per_round": per_round})
+        arch = model.arch
+        cut = arch != self.recipe.model and isinstance(arch, Cuttable) and arch.cut
+        result = Result(
+            weights_sha256=weights_digest(model, self.digests),
+            metrics=self.metrics,
+            rounds=federated,
+            traffic=dataclasses.replace(Traffic.from_json(ledger[TRAINING], "the ledger"), clients=None),
+            parameters=model.params.numel,
+            figures=figures(model, algorithm, ledger["costs"]),
+            images=images,
+            seconds=self.seconds + time.monotonic(),
+            round_seconds=seconds,
+            pruned=PRUNED if cut else None,
+            personal=PERSONAL if isinstance(algorithm, Personal) else None,
+        )
+        self.folder.write_json("result.json", plain(result))
+        self.observer.finished(result)
+        return result
+
+
+def weights_digest(model: Model, personal: list[str]) -> str:
+    """SHA-256 of the server's parameters, followed by each client's own digest where models are personal."""
+    own = model.params.digest()
+    return own if not personal else hashlib.sha256(" ".join([own, *personal]).encode()).hexdigest()

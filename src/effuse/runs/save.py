@@ -1,0 +1,133 @@
+"""Saving what a run delivers, and opening it again."""
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effuse.core.capabilities import Personal
+from effuse.core.errors import RecipeError, RunError
+from effuse.core.files import writing
+from effuse.core.machine import Meter
+from effuse.core.metric import Images
+from effuse.core.model import Model, fill
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.rng import Stream
+from effuse.core.sampler import Sampler
+from effuse.core.workbench import Workbench
+from effuse.diffusion.samplers import Ancestral
+from effuse.fast import machine_for
+from effuse.machines.eager import Eager, batch_seeds
+from effuse.models.saved import load_model
+from effuse.runs.folder import RunFolder
+from effuse.tasks.denoise import Denoise
+from effuse.transport.state import Snapshots
+
+
+def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
+    """Write a model in the form that others can open, replacing what a killed run may have left half written."""
+    net = model.arch.build()
+    fill(net, model.to("cpu"))
+    # a generator trained without a sampler is saved with the one that its objective implies
+    sampler = recipe.sampler or (Ancestral() if isinstance(recipe.task, Denoise) else None)
+    scheduler = None if sampler is None else sampler.scheduler(recipe.task)
+    with writing(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        model.arch.save(net, folder, scheduler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A trained model, ready to draw."""
+
+    model: Model
+    recipe: Recipe
+    run: Path
+    device: torch.device = torch.device("cpu")
+    meter: Meter = dataclasses.field(default_factory=Meter)
+
+    def sample(
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        labels: Sequence[int] | None = None,
+        sampler: Sampler | None = None,
+        batch: int | None = None,
+    ) -> Images:
+        """Draw `n` images; the same seed gives the same images."""
+        sampler = self._sampler(sampler, batch)
+        torch.set_num_threads(self.recipe.threads)
+        self.machine.meter = self.meter
+        bench = Workbench(self.machine, self.recipe.task, self.recipe.rounds)
+        wanted = None if labels is None else self._labels([int(label) for label in labels], n)
+        return bench.generate(self.model.to(self.device), n, sampler, wanted, stream=sampling_stream(seed))
+
+    @functools.cached_property
+    def machine(self) -> Eager:
+        """Where it draws: on a GPU networks are recorded in bf16, as in a run, unless the recipe says `speed=eager`."""
+        return machine_for(self.recipe, self.device)
+
+    def _labels(self, labels: list[int], n: int) -> torch.Tensor:
+        if not self.model.arch.conditional:
+            raise RecipeError(f"labels: the model of {self.run} takes none; leave them out")
+        top = self.model.arch.shape.classes - 1
+        wrong = next((label for label in labels if not 0 <= label <= top), None)
+        if wrong is not None:
+            raise RecipeError(f"labels: there is no class {wrong}; the model of {self.run} has 0 to {top}")
+        if len(labels) != n:
+            raise RecipeError(f"labels: {len(labels)} for {n} images; give each image one")
+        return torch.tensor(labels)
+
+    def seeds(
+        self, n: int, *, seed: int = 0, sampler: Sampler | None = None, batch: int | None = None
+    ) -> list[dict[str, int]]:
+        """The torch seed of every batch, with which plain diffusers draws the same images."""
+        drawn = batch_seeds(sampling_stream(seed), n, self._sampler(sampler, batch).batch)
+        return [{"torch_seed": s, "first": first, "size": size} for s, first, size in drawn]
+
+    def _sampler(self, sampler: Sampler | None, batch: int | None) -> Sampler:
+        sampler = sampler or self.recipe.sampler
+        if sampler is None:
+            raise RecipeError(f"{self.run}: its recipe has no sampler, so the model cannot draw images; give one")
+        return sampler if batch is None else dataclasses.replace(sampler, batch=batch)
+
+
+def sampling_stream(seed: int) -> Stream:
+    return Stream((seed, "sample"))
+
+
+def load(run: Path | str, *, ema: bool = False, client: int | None = None, device: str = "cpu") -> Loaded:
+    """Open a run's model: the global one, its moving average, or one client's own."""
+    run = Path(run)
+    recipe = Recipe.restore(read_manifest(run)["recipe"])
+    folder = run / ("model-ema" if ema else "model")
+    if not RunFolder(run).result.exists():
+        raise RunError(f"{run} is not finished and has no model yet; finish it with `effuse resume {run}`")
+    if ema and isinstance(recipe.algorithm, Personal):
+        raise RunError(f"{run}: the clients' own models have no moving average; leave --ema out")
+    if ema and not folder.is_dir():
+        raise RunError(f"{run} kept no moving average; run it with --set ema=0.99")
+    model, _ = load_model(folder)
+    if client is not None:
+        model = _personal(run, recipe, client, model)
+    return Loaded(model, recipe, run, torch.device(device))
+
+
+def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
+    if not isinstance(recipe.algorithm, Personal):
+        raise RunError(f"{run}: {recipe.algorithm.name} has one global model and none per client; leave --client out")
+    checkpoint = RunFolder(run).load_checkpoint()
+    name = None if checkpoint is None else checkpoint.snapshots.get(client)
+    if name is None:
+        there = 0 <= client < recipe.clients
+        why = f"client {client} never took part" if there else f"its clients are 0 to {recipe.clients - 1}"
+        raise RunError(f"{run} has no model of client {client}; {why}")
+    bench: Any = Workbench(Eager(torch.device("cpu")), recipe.task, recipe.rounds, client)
+    bench.state = Snapshots(run / "clients" / str(client)).read(name)
+    return recipe.algorithm.own(bench, model)

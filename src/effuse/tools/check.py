@@ -1,0 +1,122 @@
+"""The dry run: what a recipe would cost and send, and what would go wrong, before anything is computed."""
+
+from typing import Any
+
+import torch
+
+from effuse.core.algorithm import Server
+from effuse.core.capabilities import Companions, Discloses, Personal, StopsEarly
+from effuse.core.data import Dataset, Shard
+from effuse.core.ledger import EVALUATION, TRAINING
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe
+from effuse.fast import cpu_slots
+from effuse.metrics.cost import activation_bytes, costs, figures, macs, parameters
+from effuse.runs.evaluation import shares_of
+from effuse.runs.rounds import Played, played
+from effuse.transport.refusals import hollow_model, refuse
+from effuse.transport.rehearsal import Rehearsal
+from effuse.transport.state import bytes_in
+
+SMALLEST_SHARE = 10  # images below which a client is worth a warning
+
+
+def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
+    """Rehearse a recipe; raises what a run would raise."""
+    train, test = recipe.data.load("train"), recipe.data.load("test")
+    recipe = recipe.resolved(train)
+    shards = recipe.shards(train)
+    refuse(recipe, train, test)
+    model = hollow_model(recipe)
+    fed = Rehearsal(recipe, shards)
+    rounds, server, kept, states = rehearse(recipe, fed, model)
+    algorithm, ledger = recipe.algorithm, fed.ledger.report()
+    left = algorithm.deliver(server)
+    training = ledger[TRAINING]
+    traffic: dict[str, Any] = {"exact": not isinstance(algorithm, StopsEarly)}
+    if isinstance(algorithm, StopsEarly):
+        traffic["reason"] = f"the longest run is shown: {algorithm.early_stop}"
+    traffic |= {k: training[k] for k in ("parameters", "bytes")}
+    traffic["links"] = {k: {d: v[d]["bytes"] for d in v} for k, v in training["links"].items()}
+    traffic["evaluation"] = {k: ledger[EVALUATION][k] for k in ("parameters", "bytes")}
+    traffic["per_round"] = rounds
+    traffic["clients"] = training["clients"]
+    traffic |= {"edges": training["edges"]} if "edges" in training else {}
+    traffic["costs"] = prices = costs(training["links"])
+    return {
+        "recipe": name or "recipe",
+        "parameters": parameters(recipe.model),
+        "macs": macs(recipe.model),
+        "macs_frozen": algorithm.frozen * macs(recipe.model, "features") if isinstance(algorithm, Companions) else 0,
+        "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
+        "traffic": traffic,
+        "figures": figures(left, algorithm, prices),
+        "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
+        "privacy": algorithm.spent(server) if isinstance(algorithm, Discloses) else None,
+        "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
+        "memory": memory(recipe, model, train, fed.held),
+        "disk": disk(recipe, left, kept, states),
+        "warnings": warnings(recipe, shards),
+    }
+
+
+def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server, int, int]:
+    """Play every round on shapes; the traffic of each, the server's end, and the most that its and all clients' states come to."""
+    fed.begin(-1, 0)
+    server = recipe.algorithm.setup(model, fed)
+    fed.close()
+    closed, kept, states = [], 0, 0
+    for done in played(recipe, fed, server, 0, 0):
+        if done.look and isinstance(recipe.algorithm, Personal):
+            _rehearse_evaluation(recipe, recipe.algorithm, fed, done)
+        passed = fed.ledger.close()
+        closed.append({"phase": done.phase} | {k: passed[k] for k in ("parameters", "bytes")})
+        server = done.server
+        kept = max(kept, bytes_in(server))
+        states = max(states, sum(fed.worker.snapshots(k).nbytes for k in fed.clients))
+    return closed, server, kept, states
+
+
+def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, done: Played) -> None:
+    owners = algorithm.owners(done.server, fed)
+    _, n = shares_of(recipe, len(owners))
+    model = algorithm.deliver(done.server)
+    with fed.evaluating():
+        for average in (False, True) if algorithm.averages else (False,):
+            asked = {"model": model, "n": n, "sampler": recipe.sampler, "average": average}
+            for _ in fed.ask(algorithm.draw, owners, **asked):
+                pass
+
+
+def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str, int]:
+    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data; and what is
+    held of a cohort's replies.
+    """
+    batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
+    together = cpu_slots(recipe)
+    weights, activations = 5 * together * model.params.nbytes, together * batch * activation_bytes(recipe.model)
+    data = train.images.numel() * train.images.element_size()
+    parts = {"weights": weights, "activations": activations, "data": data, "cohort": held}
+    return parts | {"total": sum(parts.values())}
+
+
+def disk(recipe: Recipe, model: Model, kept: int, states: int) -> dict[str, int]:
+    """Bytes a run folder comes to hold: a checkpoint and the next, client states likewise, the model; more with an average."""
+    own, copies = model.params.nbytes, 1 if recipe.ema is None else 2
+    parts = {"checkpoints": 2 * (kept + (copies - 1) * own), "clients": 2 * states, "model": copies * own}
+    return parts | {"total": sum(parts.values())}
+
+
+def warnings(recipe: Recipe, shards: list[Shard]) -> list[str]:
+    """What a reader should know before starting."""
+    told = recipe.algorithm.warnings(recipe.rounds)
+    small = [k for k, s in enumerate(shards) if len(s) < SMALLEST_SHARE]
+    if small:
+        told.append(f"clients {', '.join(map(str, small))} hold fewer than {SMALLEST_SHARE} images")
+    used = torch.tensor([s.histogram for s in shards]).sum(0)
+    missing = (used == 0).nonzero().flatten().tolist()
+    if missing:
+        told.append(f"no client holds an image of class {', '.join(map(str, missing))}")
+    if recipe.sampler is None and recipe.evaluate.grid and recipe.evaluate.metrics == ():
+        told.append("there is neither a sampler nor a metric: nothing will be evaluated")
+    return told

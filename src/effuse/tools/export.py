@@ -1,0 +1,143 @@
+"""Synthetic images leaving a run, with where they came from."""
+
+import csv
+import io
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import effuse
+from effuse.algorithms.shared.synthesis import Synthetic
+from effuse.core.algorithm import fields_of
+from effuse.core.errors import RunError
+from effuse.core.files import write_atomically, writing
+from effuse.core.metric import Images
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.sampler import Sampler
+from effuse.core.spec import text
+from effuse.runs.folder import RunFolder
+from effuse.runs.grid import save_grid
+from effuse.runs.save import Loaded
+
+FORMATS = ("grid", "imagefolder", "npz")
+# below the export and nowhere else, and neither of the two files there: no dots; in 255 bytes, whatever the letters
+FOLDER_NAME = re.compile(r"\w([\w ,=+()'-]{0,58}[\w)])?")
+
+
+def export(
+    images: Images,
+    form: str,
+    where: Path,
+    opened: Loaded,
+    asked: dict[str, Any],
+    seeds: list[dict[str, int]],
+    sampler: Sampler | None,
+) -> Path:
+    """Write images as a picture, a folder with one subfolder per class, or arrays; returns what was written."""
+    provenance = _made(opened.run, opened.recipe) | {
+        "weights_sha256": opened.model.params.digest(),
+        "sampler": text(sampler or opened.recipe.sampler),
+        "asked": asked,
+        "batches": seeds,  # plain diffusers draws each batch again from its torch seed
+        "arithmetic": opened.machine.arithmetic,  # in bf16 it draws them again but for rounding
+    }
+    return _written(images, form, where, provenance)
+
+
+def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
+    """Write the images that a run's server drew from its clients' models, with each one's client; where, and how many."""
+    recipe = Recipe.restore(read_manifest(run)["recipe"])
+    checkpoint = RunFolder(run).load_checkpoint()
+    held = [] if checkpoint is None else fields_of(checkpoint.server).values()
+    found = next((value for value in held if isinstance(value, Synthetic)), None)
+    if found is None:
+        raise RunError(
+            f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not come so far; "
+            "`effuse sample` draws from a finished model"
+        )
+    sampler = text(recipe.algorithm.sampler)  # type: ignore[attr-defined]
+    provenance = _made(run, recipe) | {"sampler": sampler, "auxiliary": len(found)}
+    return _written(found.images(recipe.model.conditional), form, where, provenance, found.origin.tolist()), len(found)
+
+
+def _made(run: Path, recipe: Recipe) -> dict[str, Any]:
+    """What every export says of itself."""
+    return {
+        "made_by": f"effuse {effuse.__version__}",
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "synthetic": True,
+        "run": str(run),
+        "recipe": recipe.saved(),
+        "classes": read_manifest(run).get("classes"),  # what labels mean, in order
+    }
+
+
+def _written(images: Images, form: str, where: Path, provenance: dict[str, Any], origin: list[int] | None = None) -> Path:
+    if form == "grid":
+        path = _named(where, ".png")
+        save_grid(images, path)
+        _note(path.with_suffix(".json"), provenance)
+        return path
+    if form == "npz":
+        path = _named(where, ".npz")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {"images": images.bytes().permute(0, 2, 3, 1).numpy()}
+        if images.labels is not None:
+            arrays["labels"] = images.labels.numpy()
+        if origin is not None:
+            arrays["origin"] = np.array(origin)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays, provenance=np.array(json.dumps(provenance)))
+        write_atomically(path, buffer.getvalue())
+        return path
+    require_empty(where)
+    with writing(where):
+        _folder(images, where, origin, provenance["classes"])
+    _note(where / "provenance.json", provenance)
+    return where
+
+
+def require_empty(where: Path) -> None:
+    """Two exports must not mix in one folder."""
+    if where.exists() and (not where.is_dir() or any(where.iterdir())):
+        raise RunError(f"{where} is not an empty folder; choose another --out, so that two exports do not mix")
+
+
+def _named(path: Path, suffix: str) -> Path:
+    # a dot in a name of the user's own, such as trial-0.5, begins no suffix
+    return path if path.suffix == suffix else path.with_name(path.name + suffix)
+
+
+def _folder(images: Images, where: Path, origin: list[int] | None, classes: object) -> None:
+    from PIL import Image
+
+    where.mkdir(parents=True, exist_ok=True)
+    pixels = images.bytes().permute(0, 2, 3, 1).numpy()
+    labels = ["images"] * len(images) if images.labels is None else images.labels.tolist()
+    folders = class_folders(classes, max(labels, default=0) + 1) if images.labels is not None else {"images": "images"}
+    names = []
+    for i, (image, label) in enumerate(zip(pixels, labels)):
+        path = where / folders[label] / f"{i:06d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(path)
+        names.append((f"{folders[label]}/{path.name}", label, *([] if origin is None else [origin[i]])))
+    head = ("file", "label", *([] if origin is None else ["client"]))
+    with open(where / "labels.csv", "w", newline="") as file:
+        csv.writer(file).writerows([head, *names])
+
+
+def class_folders(classes: object, n: int) -> dict[Any, str]:
+    """The folders of labels below n: the names of their classes or, unless all of these can be folders, their numbers."""
+    names = [str(name) for name in classes] if isinstance(classes, list) else []
+    distinct = len({name.lower() for name in names}) == len(names)  # on some disks A and a are one
+    usable = len(names) >= n and distinct and all(map(FOLDER_NAME.fullmatch, names))
+    return dict(enumerate(names if usable else map(str, range(n))))
+
+
+def _note(path: Path, provenance: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(provenance, indent=2) + "\n").encode())

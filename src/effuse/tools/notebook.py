@@ -1,0 +1,82 @@
+"""The same from Python: `effuse.run("demo", rounds=2)`, `effuse.load(run).sample(64)`; `help(effuse)` shows all."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from effuse.core.recipe import Recipe
+from effuse.core.spec import text
+from effuse.recipes import find_recipe
+from effuse.runs import driver
+from effuse.runs.observer import Observer
+from effuse.runs.records import Result
+from effuse.runs.save import load
+from effuse.tools import check as rehearsal
+
+__all__ = ["Finished", "check", "load", "recipe", "resume", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run that is over: its folder and its result, whose fields are the keys of result.json."""
+
+    path: Path
+    result: Result
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {name: m.value for name, m in self.result.metrics.items()}
+
+    @property
+    def weights_sha256(self) -> str:
+        return self.result.weights_sha256
+
+
+def recipe(source: str | Recipe, **changes: Any) -> Recipe:
+    """A recipe by its name, call or manifest, with any of its keys changed: `effuse.recipe("demo", rounds=2, seed=1)`."""
+    return _named(source, changes)[1]
+
+
+def check(recipe: str | Recipe, **changes: Any) -> dict[str, Any]:
+    """Rehearse a recipe: its parameters, partition, traffic, steps and memory, with nothing computed."""
+    name, chosen = _named(recipe, changes)
+    return rehearsal.check(chosen, name)
+
+
+def run(
+    recipe: str | Recipe, *, out: Path | str | None = None, engine: str = "simulator", device: str = "auto",
+    workers: int | None = None, observer: Observer | None = None, **changes: Any,
+) -> Finished:  # fmt: skip
+    """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`.
+
+    `observer=effuse.Display()` shows how far it is, as the command line does.
+    """
+    name, chosen = _named(recipe, changes)
+    folder = new_folder(name) if out is None else Path(out)
+    places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
+    with observer or Observer() as watching:
+        return Finished(folder, driver.run(chosen, folder, name=name, **places, observer=watching))
+
+
+def resume(
+    run: Path | str, *, device: str | None = None, workers: int | None = None, observer: Observer | None = None
+) -> Finished:
+    """Go on with a run from its last checkpoint; a finished one just gives its result."""
+    with observer or Observer() as watching:
+        return Finished(Path(run), driver.resume(Path(run), device=device, workers=workers, observer=watching))
+
+
+def _named(source: str | Recipe, changes: dict[str, Any]) -> tuple[str, Recipe]:
+    name, chosen = find_recipe(source) if isinstance(source, str) else ("run", source)
+    return name, chosen.changed([f"{k}={v if isinstance(v, str) else text(v)}" for k, v in changes.items()])
+
+
+def new_folder(name: str) -> Path:
+    """A run folder that nobody uses yet: runs/NAME-DATE-TIME."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    taken, folder = 1, base
+    while folder.exists():
+        taken += 1
+        folder = base.with_name(f"{base.name}-{taken}")
+    return folder

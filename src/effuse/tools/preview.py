@@ -1,0 +1,50 @@
+"""What would leave a site, before anything does."""
+
+import dataclasses
+from typing import Any, get_args
+
+from effuse.core.ledger import EVALUATION, TRAINING, Account
+from effuse.core.model import Model
+from effuse.core.recipe import Recipe
+from effuse.core.wire import is_message, message_hints
+from effuse.tools.check import rehearse
+from effuse.transport.flower.messages import Hello
+from effuse.transport.flower.site import Site
+from effuse.transport.refusals import hollow_model
+from effuse.transport.rehearsal import Rehearsal
+
+
+def what_leaves(site: Site, hello: Hello) -> list[str]:
+    """A rehearsal of the whole run on shapes, for this client: which messages, of what, how much."""
+    site.consent.check(hello)
+    recipe = Recipe.restore(hello.recipe)
+    shard = site.shard(recipe, hello.classes)
+    fed = Rehearsal(recipe, [shard] * recipe.clients)
+    rehearse(recipe, fed, hollow_model(recipe))
+    lines = [f"manifest {hello.name}@{hello.digest}", *(f"  {k}={v}" for k, v in hello.recipe.items())]
+    lines.append(f"client {site.client} would train on {site.counted(shard)}")
+    lines.append(f"what would leave this site (client {site.client}, {len(shard)} images here) in {recipe.rounds} rounds:")
+    for name, job in recipe.algorithm.jobs.items():
+        lines.append(f"  job '{name}' answers with {described(job.returns)}")
+    for column, why in ((TRAINING, "to train"), (EVALUATION, "to evaluate")):
+        sent = fed.ledger.total.get(Account(column, fed.link, "up", site.client))
+        if sent:
+            counts = f"{sent['messages']} messages, {sent['parameters']:,} parameters, {sent['bytes']:,} bytes"
+            lines.append(f"  {why}: {counts}, if this client is chosen as a rehearsal chooses")
+    told = "whatever the server knows of it" if recipe.reproducible else "mixed with this site's secret"
+    lines.append(f"nothing else leaves, neither images nor their names; this site's randomness is {told}")
+    return lines
+
+
+def described(hint: Any) -> str:
+    """A type as a reader may judge it: a message by its fields."""
+    if hint is Model:
+        return "a model (network, parameters, buffers)"
+    if is_message(hint):
+        fields = message_hints(hint)
+        inner = ", ".join(f"{f.name}: {described(fields[f.name])}" for f in dataclasses.fields(hint))
+        return f"{hint.__qualname__}({inner})"
+    if get_args(hint):
+        origin = str(getattr(hint, "__origin__", "")).removeprefix("<class '").removesuffix("'>")
+        return f"{origin or 'one'} of {' or '.join(described(a) for a in get_args(hint) if a is not Ellipsis)}"
+    return "nothing" if hint in (None, type(None)) else getattr(hint, "__name__", str(hint))

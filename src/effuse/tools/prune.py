@@ -1,0 +1,80 @@
+"""A finished run's model made smaller: what it was and what it is then, in a run folder of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from effuse.core.capabilities import Personal
+from effuse.core.errors import RunError
+from effuse.core.files import cache_folder
+from effuse.core.metric import Measurement
+from effuse.core.model import Model
+from effuse.core.rng import Stream
+from effuse.core.spec import with_values
+from effuse.core.workbench import Workbench
+from effuse.fast import machine_for
+from effuse.metrics.cost import figures, layer_macs, macs
+from effuse.pruning.prune import Criterion, prune
+from effuse.runs.evaluation import Evaluator
+from effuse.runs.folder import RunFolder
+from effuse.runs.records import plain
+from effuse.runs.rounds import weights_digest
+from effuse.runs.save import load, save_model
+from effuse.transport.device import pick_device
+from effuse.transport.refusals import refuse_evaluation, refuse_model
+
+PRUNED = "pruned after training; `effuse.load` opens model/, plain diffusers does not"
+
+
+def prune_run(
+    run: Path, ratio: float, out: Path, *, criterion: Criterion = "norm", settings: list[str], seed: int = 0, ema: bool = False,
+    device: str = "auto",
+) -> dict[str, Any]:  # fmt: skip
+    """Prune a run's model into a new folder; parameters, arithmetic, size and metrics before and after."""
+    opened = load(run, ema=ema, device=pick_device(device).type)
+    recipe = opened.recipe.changed(settings)
+    if isinstance(recipe.algorithm, Personal):
+        raise RunError(f"{run}: {recipe.algorithm.name} has a model for each client and none to prune for all")
+    folder = RunFolder(out)
+    folder.require_new()
+    train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
+    refuse_model(recipe, train)
+    refuse_evaluation(recipe, train, test)
+    less = prune(opened.model, ratio, criterion, Stream((seed, "prune")))
+    torch.set_num_threads(recipe.threads)
+    evaluator = Evaluator(recipe, train, test, Workbench(machine_for(recipe, opened.device), recipe.task, recipe.rounds), cache_folder())
+    with folder.locked():
+        save_model(less, recipe, out / "model")
+        pictures = out / "samples"
+        was = evaluator.look(opened.model.to(opened.device), pictures / "before.png")
+        now = evaluator.look(less.to(opened.device), pictures / "after.png")
+        before = _report(opened.model, was, run / ("model-ema" if ema else "model"))
+        after = _report(less, now, out / "model")
+        report = {"run": str(run), "out": str(out), "ratio": ratio, "criterion": criterion, "before": before, "after": after}
+        folder.write_json("prune.json", report)
+        result = RunFolder(run).read_result()
+        # what the traffic cost remains: the wider network was sent
+        counted = {**(result.figures or {}), **figures(less, recipe.algorithm, {})}
+        smaller = replace(
+            result, weights_sha256=weights_digest(less, []), metrics=now, parameters=less.params.numel, figures=counted, pruned=PRUNED
+        )
+        folder.write_json("result.json", plain(smaller))
+        # claimed only now: half of it is no run that `resume` could go on with, it would train another model in its place
+        folder.create(
+            with_values(recipe, "recipe", model=less.arch), f"{run.resolve().name}, pruned", "simulator", opened.device.type,
+            None, {"train": train.digest, "test": test.digest}, classes=train.classes,
+        )  # fmt: skip
+    return report
+
+
+def _report(model: Model, metrics: dict[str, Measurement], saved: Path) -> dict[str, Any]:
+    size = sum(f.stat().st_size for f in saved.rglob("*.safetensors"))
+    return {
+        "parameters": model.params.numel,
+        "macs": macs(model.arch),
+        "layer_macs": layer_macs(model.arch),
+        "bytes": size,
+        "metrics": plain(metrics),
+    }

@@ -1,0 +1,237 @@
+"""The server's end of Flower: a SuperLink of our own, and a run on it whose ServerApp is this process."""
+
+import contextlib
+import functools
+import hashlib
+import secrets
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    GetNodesRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)  # fmt: skip
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)  # fmt: skip
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+
+from effuse.core.errors import RunError
+from effuse.core.wire import encode
+from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
+from effuse.transport.flower.keys import ServerKeys
+from effuse.transport.flower.messages import REFUSAL, Hello, Letter, Lost, Post, Refusal
+from effuse.transport.flower.subprocesses import last_words, start, stop, taken
+
+START_UP = 60.0  # seconds that a SuperLink may take to come up
+HEARTBEAT = 10.0  # seconds between signs of life; Flower gives up after about sixty
+TRIES = 4  # of a call, before the connection counts as lost
+T = TypeVar("T")
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+APP = {  # a SuperLink runs only what has an app; this one's code is never run, by anybody
+    "pyproject.toml": b"""[project]
+name = "effuse"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "effuse"
+[tool.flwr.app.components]
+serverapp = "effuse_app:app"
+clientapp = "effuse_app:app"
+""",
+    "effuse_app.py": b'raise RuntimeError("this federation is carried by effuse: join it with `effuse join`")\n',
+}
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """Flower kept to itself: a home of its own, no telemetry, no update check."""
+    return {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+class SuperLink(Post):
+    """Letters through a SuperLink that lives and dies with this process."""
+
+    def __init__(self, folder: Path, host: str, port: int, keys: ServerKeys | None) -> None:
+        self.folder, self.host, self.port, self.keys = folder, host, port, keys
+        near = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        self.address = f"[{near}]:{port}" if ":" in near else f"{near}:{port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._owners: dict[int, int] = {}
+        self._run = 0
+        self._resting = threading.Event()
+
+    def open(self) -> None:
+        self.close()
+        self._start()
+        self._owners = self._speak(self._register)
+        self._speak(self._begin)
+
+    def close(self) -> None:
+        self._resting.set()
+        if self.process is not None:
+            with contextlib.suppress(httpx.HTTPError, AttributeError):
+                output = PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
+                if self.process.poll() is None:
+                    self._ends.client.PushTaskOutput(output)
+                self._ends.client.close()
+            stop([self.process])
+            self.process = None
+
+    def nodes(self) -> set[int]:
+        there = {node.node_id for node in self._speak(lambda: self._ends.client.GetNodes(GetNodesRequest())).nodes}
+        # anyone may register a node with a SuperLink; with keys only those that we registered are ours
+        return there if self.keys is None else there & self._owners.keys()
+
+    def owner(self, node: int) -> int | None:
+        return self._owners.get(node)
+
+    def signed(self, hello: Hello) -> Hello:
+        return hello if self.keys is None else self.keys.sign(hello, self._run)
+
+    def send(self, node: int, letter: Letter, life: float) -> str:
+        kind = "query.effuse" if not letter.body else "train.effuse"
+        message = Message(content_of(letter), node, kind, ttl=life)
+
+        def request(proto: Any, tree: ObjectTree) -> Any:
+            return PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
+
+        return self._speak(lambda: push(self._ends, self._run, message, request))
+
+    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Letter]]:
+        pulled = self._speak(lambda: self._ends.client.PullMessages(PullAppMessagesRequest(message_ids=tickets)))
+        for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+            try:
+                letter = letter_of(self._speak(functools.partial(pull, self._ends, self._run, tree, patience)))
+            except ObjectPullError as error:
+                letter = Letter(REFUSAL, encode(Refusal(f"its upload was not completed ({error})"), Refusal))
+            yield proto.metadata.reply_to_message_id, letter
+
+    def _speak(self, call: Callable[[], T]) -> T:
+        """A call to the SuperLink: a hiccup is tried again, a broken conversation is `Lost`."""
+        for attempt in range(TRIES):
+            if self.process is None or self.process.poll() is not None:
+                raise Lost("the SuperLink has ended")
+            try:
+                return call()
+            except httpx.TransportError as error:
+                why = f"{type(error).__name__}: {error}"
+                time.sleep(0.2 * attempt)
+            except (httpx.HTTPError, ObjectPushError) as error:
+                raise Lost(f"{type(error).__name__}: {error}") from None
+        raise Lost(why)
+
+    def _start(self) -> None:
+        if taken(self.host, self.port):  # or we would talk to whoever is there
+            raise RunError(f"somebody listens on {self.address} already; end that, or choose another port")
+        secret = self.folder / "secret"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        secret.write_bytes(secrets.token_bytes(32))
+        secret.chmod(0o600)
+        tool = shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) or "flower-superlink"
+        command = [
+            tool, "--host", self.host, "--port", str(self.port), "--isolation", "process",
+            "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+        if self.keys is None:
+            command += ["--insecure"]
+        else:
+            command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self.keys.ca)]
+            command += ["--ssl-certfile", str(self.keys.certificate), "--ssl-keyfile", str(self.keys.key)]
+        log = self.folder / "superlink.log"
+        self.process = start(command, log, flower_environment(self.folder))
+        scheme, until = "http" if self.keys is None else "https", time.monotonic() + START_UP
+        verify: Any = True if self.keys is None else ssl.create_default_context(cafile=str(self.keys.ca))
+        while True:
+            try:
+                if httpx.get(f"{scheme}://{self.address}/health", verify=verify).status_code == 200:
+                    return
+            except httpx.TransportError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    self.close()
+                    name = self.address.rpartition(":")[0]
+                    raise RunError(
+                        f"the certificate in --keys is not good for {name}; make keys with --host {name}"
+                    ) from None
+            if self.process.poll() is not None or time.monotonic() > until:
+                ended = self.process.poll() is not None
+                self.close()
+                how = "ended at once" if ended else f"did not answer within {START_UP:.0f} s"
+                raise RunError(f"the SuperLink at {self.address} {how}: {last_words(log)}; is the port free?")
+            time.sleep(0.1)
+
+    def _connected(self, kind: Any, *interceptors: Any) -> Any:
+        component = RuntimeVersionHttpInterceptor(component_name="effuse")
+        root = None if self.keys is None else self.keys.ca.read_bytes()
+        return kind.from_server_address(self.address, self.keys is None, root, [component, *interceptors])
+
+    def _register(self) -> dict[int, int]:
+        """Make every client's key known; the SuperLink answers with the node that this key will be."""
+        if self.keys is None:
+            return {}
+        with contextlib.closing(self._connected(ControlHttpClient)) as control:
+            return {
+                control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key))).node_id: client
+                for client, key in self.keys.clients().items()
+            }
+
+    def _begin(self) -> None:
+        """Start a Flower run, and be its ServerApp."""
+        blob = build_fab_from_files(APP)[0]
+        fab = fab_to_proto(Fab(hashlib.sha256(blob).hexdigest(), blob, {}))
+        with contextlib.closing(self._connected(ControlHttpClient)) as control:
+            self._run = control.StartRun(StartRunRequest(fab=fab)).run_id
+        token = self._acquire()
+        client = self._connected(RuntimeHttpClient, RuntimeTokenHttpInterceptor(token))
+        self._ends = Ends(client, Node(node_id=SUPERLINK_NODE_ID))
+        given = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        self._resting = threading.Event()
+        threading.Thread(target=_beat, args=(client, self._resting), daemon=True).start()
+
+    def _acquire(self) -> str:
+        """The token of our run; whoever else started one on this SuperLink waits in vain."""
+        secret = (self.folder / "secret").read_bytes()
+        proof = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
+        until = time.monotonic() + START_UP
+        with contextlib.closing(self._connected(RuntimeHttpClient, proof)) as runtime:
+            while time.monotonic() < until:
+                offered = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                if offered.HasField("task") and offered.task.run_id == self._run:
+                    return str(offered.token)
+                time.sleep(0.05)
+        raise RunError(f"the SuperLink at {self.address} does not hand out the run that it was given")
+
+
+def _beat(client: RuntimeHttpClient, resting: threading.Event) -> None:
+    while not resting.wait(HEARTBEAT):
+        with contextlib.suppress(httpx.HTTPError, RuntimeError):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())

@@ -1,0 +1,150 @@
+"""What would fail after an hour, refused in the first second: `check`, `run` and `evaluate` ask here before they compute."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import torch
+
+from effuse.core.aggregate import Reducer
+from effuse.core.algorithm import FEDERATE
+from effuse.core.capabilities import Personal
+from effuse.core.data import Dataset, Shard
+from effuse.core.errors import RecipeError
+from effuse.core.federation import SETUP_T, Federation
+from effuse.core.metric import Outlook
+from effuse.core.model import Model, Net
+from effuse.core.recipe import Recipe
+from effuse.core.rng import Stream
+from effuse.core.sampler import Sampler
+from effuse.core.spec import Spec
+from effuse.core.task import Batch
+from effuse.tasks.classify import Classify
+from effuse.transport.rehearsal import Rehearsal
+
+
+def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
+    """Raise what training or evaluating a resolved recipe would raise later."""
+    refuse_model(recipe, train)
+    recipe.algorithm.ready(recipe.clients)
+    if isinstance(recipe.algorithm, Personal) and recipe.ema is not None:
+        raise RecipeError(
+            f"ema: {recipe.algorithm.name} has a model per client; average those by algorithm.local.ema instead"
+        )
+    try_step(recipe, hollow_model(recipe))
+    refuse_cohort(recipe, train)
+    refuse_evaluation(recipe, train, test)
+
+
+class Apart(Rehearsal):
+    """Sites whose data nobody can put in one place, on shapes."""
+
+    pool = Federation.pool
+
+
+def refuse_apart(recipe: Recipe, train: Dataset) -> None:
+    """Raise what the algorithm would raise when it begins, which over a network is after all sites have come."""
+    fed = Apart(recipe, [Shard.whole(train)] * recipe.clients)
+    fed.begin(SETUP_T, 0)
+    recipe.algorithm.setup(hollow_model(recipe), fed)
+
+
+def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
+    """A cohort's replies that are held together and exceed the memory; a first federated round on shapes tells their bytes."""
+    algorithm = recipe.algorithm
+    keys = [getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
+    by = next((key for key in keys if isinstance(key, Reducer) and key.holds), None)
+    if by is None:
+        return
+    fed = Rehearsal(recipe, [Shard.whole(train)] * recipe.clients)
+    fed.begin(SETUP_T, 0)
+    server, t, phase = algorithm.setup(hollow_model(recipe), fed), 0, ""
+    while phase != FEDERATE:
+        phase = server.phase
+        fed.begin(t, 0)
+        server, t = algorithm.round(server, fed), t + 1
+    if fed.held > (there := machine_memory()):
+        raise RecipeError(
+            f"algorithm.aggregate: {by} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has {there:,} "
+            "bytes of memory; lower algorithm.cohort, or use mean() or clipped(...)"
+        )
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def refuse_model(recipe: Recipe, train: Dataset) -> None:
+    """A network that was fixed for images other than the data's; more classes than the data shows are fine."""
+    ours, theirs = recipe.model.shape, train.shape
+    wrong = [key for key in ("side", "channels") if getattr(ours, key) != getattr(theirs, key)]
+    wrong += ["classes"] if ours.classes < theirs.classes else []
+    for key in wrong:
+        found = getattr(theirs, key)
+        raise RecipeError(f"model.{key}: {getattr(ours, key)}, but the data has {found}; leave it out or transform the data")
+
+
+def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
+    """A sampler or metrics that the task, the model or the data cannot serve."""
+    conditional = recipe.model.conditional
+    for sampler in (*samplers_in(recipe.sampler), *samplers_in(recipe.algorithm)):  # an algorithm may draw images too
+        sampler.ready(recipe.task, conditional)
+    outlook = Outlook(
+        classifies=isinstance(recipe.task, Classify), conditional=conditional, classes=recipe.model.shape.classes,
+        real={"train": len(train), "test": len(test)}, metrics=recipe.evaluate.metrics,
+    )  # fmt: skip
+    stored: dict[str, object] = {}
+    for metric in recipe.evaluate.metrics:
+        if metric.samples and recipe.sampler is None:
+            raise RecipeError(f"evaluate.metrics: {metric} looks at samples, but there is no sampler; set sampler=ddim()")
+        if not metric.samples and isinstance(recipe.algorithm, Personal):
+            raise RecipeError(
+                f"evaluate.metrics: {metric} looks at a model, but those of {recipe.algorithm.name} stay with its clients; "
+                "use a metric of samples, such as fid()"
+            )
+        if metric.real and not all(outlook.real.values()):
+            raise RecipeError(
+                f"evaluate.metrics: {metric.name} needs real images, and there are none here; leave metrics out: "
+                "--set 'evaluate=evaluate(grid=20)'"
+            )
+        metric.ready(outlook)
+        for key in metric.keys:
+            if key in stored:
+                raise RecipeError(
+                    f"evaluate.metrics: {stored[key]} and {metric} would both be stored as '{key}'; keep one of them, "
+                    "and measure the other with `effuse evaluate`"
+                )
+            stored[key] = metric
+
+
+def samplers_in(value: object) -> Iterator[Sampler]:
+    """Every sampler that a spec is or holds."""
+    if isinstance(value, Sampler):
+        yield value
+    elif isinstance(value, Spec):
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+            yield from samplers_in(getattr(value, field.name))
+
+
+def hollow_model(recipe: Recipe) -> Model:
+    """The initial model as shapes."""
+    with torch.device("meta"):
+        return recipe.model.initial(Stream(("rehearsal",)))
+
+
+def try_step(recipe: Recipe, model: Model) -> None:
+    """One forward pass on shapes: a task that does not fit its network fails here and not after an hour."""
+    shape = model.arch.shape
+    image = torch.Size((shape.channels, shape.side, shape.side))
+    labels = torch.zeros(2, dtype=torch.int64)
+    drawn = recipe.task.draw(2, image, labels, torch.Generator().manual_seed(0))
+    with torch.device("meta"):
+        net = model.arch.build()
+    x = torch.empty((2, *image), device="meta")
+    batch = Batch(x, labels.to("meta"), recipe.task, {k: v.to("meta") for k, v in drawn.items()})
+    try:
+        recipe.task.loss(Net(net), batch)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        why = str(error).splitlines()[0]
+        raise RecipeError(f"task {recipe.task} does not fit model {recipe.model.name} ({why}); change one of them") from None

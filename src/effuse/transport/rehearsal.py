@@ -1,0 +1,37 @@
+"""The rehearsal: the algorithm's own server program on shapes instead of numbers, so its traffic is exact."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from effuse.core.algorithm import Job
+from effuse.core.data import Shard
+from effuse.core.federation import Order
+from effuse.core.recipe import Recipe
+from effuse.machines.hollow import Hollow
+from effuse.transport.simulator import InProcess
+from effuse.transport.state import Remembered
+
+
+class Rehearsal(InProcess):
+    """Runs jobs on shapes."""
+
+    rehearsing = True
+
+    def __init__(self, recipe: Recipe, shards: Sequence[Shard]) -> None:
+        self.machine = Hollow()
+        kept: dict[int, Remembered] = defaultdict(Remembered)
+        super().__init__(recipe, shards, self.machine, snapshots=kept.__getitem__)
+
+    def _dispatch(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
+        for client in orders:
+            self._charge("down", client, messages[client])
+        return self._perform(orders, messages)
+
+    def _perform(self, orders: dict[int, Order], messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+        for client, order in orders.items():
+            reply, snapshot = self.worker.perform(order, messages[client])
+            self._charge("up", client, reply)
+            yield client, reply, snapshot

@@ -1,0 +1,113 @@
+"""The simulator: every client in this process, nothing serialised."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from effuse.core.algorithm import Job
+from effuse.core.data import Shard
+from effuse.core.errors import FederationError, TrainingError
+from effuse.core.federation import Federation, Order
+from effuse.core.machine import Machine
+from effuse.core.params import Params
+from effuse.core.recipe import Recipe
+from effuse.core.spans import span
+from effuse.core.wire import each_params, through_wire
+from effuse.core.workbench import Client, Workbench
+from effuse.transport.slots import in_slots
+from effuse.transport.state import Snapshots
+from effuse.transport.untouched import Untouched
+from effuse.transport.worker import Worker
+
+T = TypeVar("T")
+
+
+class InProcess(Federation):
+    """A federation whose clients live here; engines differ in what a message goes through."""
+
+    def __init__(
+        self, recipe: Recipe, shards: Sequence[Shard], *machines: Machine, snapshots: Callable[[int], Snapshots]
+    ) -> None:
+        bench = Workbench(machines[0], recipe.task, recipe.rounds)
+        super().__init__(recipe.algorithm, range(len(shards)), bench, recipe.seed, recipe.wire)
+        self.shards = list(shards)
+        # one worker per machine: several clients may be at work at a time
+        self.workers = [
+            Worker(recipe.algorithm, recipe.seed, self._clients(machine), snapshots, recipe.wire) for machine in machines
+        ]
+        self.worker = self.workers[0]
+        self.streams = [machine.stream for machine in machines]
+        self.at_a_time = len(machines)
+
+    def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
+        """Do a job for every client on some worker, several at a time where there are several."""
+        return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
+
+    def stop(self) -> None:
+        self.workbench.machine.meter.stopped = True  # a fit that nobody waits for ends at its next step
+
+    def _clients(self, machine: Machine) -> Callable[[int], Client]:
+        def client(k: int) -> Client:
+            if not 0 <= k < len(self.shards):
+                raise FederationError(f"there is no client {k} here; clients are 0 to {len(self.shards) - 1}")
+            return Client(machine, self.workbench.task, self.rounds, k, self.shards[k])
+
+        return client
+
+    def settle(self) -> None:
+        for client, name in self.snapshots.items():
+            if self.durable.get(client) != name:
+                self.worker.snapshots(client).settle(name)
+
+    def pool(self) -> Shard:
+        # in the data set's own order, so that the pool does not depend on how it was dealt out
+        return Shard(self.shards[0].dataset, torch.cat([s.rows for s in self.shards]).sort().values)
+
+
+class Simulator(InProcess):
+    """Hands messages over as they are, and watches that nobody writes on them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._proven: dict[str, bool] = defaultdict(bool)  # jobs whose first run left every byte alone
+
+    def _dispatch(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
+        arriving: dict[int, Any] = {}  # a broadcast is rounded once
+        for client in orders:
+            self._charge("down", client, messages[client])
+            key = id(messages[client])
+            if key not in arriving:
+                with span("wire"):
+                    arriving[key] = through_wire(messages[client], self.wire)
+        return self._perform(job, orders, {k: arriving[id(m)] for k, m in messages.items()})
+
+    def _perform(
+        self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
+    ) -> Iterator[tuple[int, Any, str | None]]:
+        def one(worker: Worker, client: int) -> tuple[Any, str | None]:
+            who = f"job '{job.name}' of {self.algorithm.name}"
+            with Untouched(messages[client], who, "the message it received", thorough=not self._proven[job.name]):
+                reply, snapshot = worker.perform(orders[client], messages[client])
+            self._proven[job.name] = True
+            with span("wire"):
+                for params in each_params(reply):
+                    if isinstance(params, Params) and not params.finite():
+                        raise TrainingError(
+                            f"{who}: client {client} answers with a non-finite number; lower the learning rate"
+                        )
+                return through_wire(reply, self.wire), snapshot
+
+        for client, (reply, snapshot) in self._each(one, list(orders)):
+            self._charge("up", client, reply)
+            yield client, reply, snapshot
+            del reply  # or it would live on while the next one is made
+
+
+def on_disk(run: Path) -> Callable[[int], Snapshots]:
+    """Where each client of a run keeps its state; only what a checkpoint names must have reached the disk."""
+    return lambda client: Snapshots(run / "clients" / str(client), wait=False)

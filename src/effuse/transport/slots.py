@@ -1,0 +1,75 @@
+"""Several clients at a time on one GPU or CPU, each in a thread of its own; their answers still come in cohort order."""
+
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from effuse.core.spans import WAITING, span
+from effuse.transport.untouched import tensors_in
+
+Worker = TypeVar("Worker")
+T = TypeVar("T")
+AHEAD = 2  # answers that may wait for each worker: a worker need not rest while a slower one before it is at work
+
+
+def in_slots(
+    job: Callable[[Worker, int], T],
+    clients: Sequence[int],
+    workers: Sequence[Worker],
+    streams: Sequence[torch.cuda.Stream | None],
+    threads: int | None = None,
+    stop: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[int, T]]:
+    """Do a job for every client, at most one at a time on each worker; a round holds AHEAD answers a worker.
+
+    Workers of a GPU have a stream each, those of a CPU so many `threads` of torch each. When it goes wrong, or nobody wants the
+    answers any more, `stop` tells those at work.
+    """
+    if len(workers) == 1:
+        for client in clients:
+            yield client, job(workers[0], client)
+        return
+    free: queue.SimpleQueue[tuple[Worker, torch.cuda.Stream | None]] = queue.SimpleQueue()
+    for slot in zip(workers, streams):
+        free.put(slot)
+    main = torch.cuda.current_stream() if streams[0] is not None else None
+
+    def one(client: int) -> T:
+        worker, stream = free.get()
+        try:
+            if stream is None:
+                return job(worker, client)
+            with torch.cuda.stream(stream):
+                stream.wait_stream(main)
+                done = job(worker, client)
+                stream.synchronize()
+                # the server reads the answer on its own stream: let go of, it must not be another client's before that
+                for tensor in tensors_in(done):
+                    if tensor.is_cuda:
+                        tensor.record_stream(main)
+                return done
+        finally:
+            free.put((worker, stream))
+
+    begin = (lambda: None) if threads is None else lambda: torch.set_num_threads(threads)  # the number is each thread's own
+    pool = ThreadPoolExecutor(len(workers), initializer=begin)
+    left, waiting = deque(clients), deque[tuple[int, Future[T]]]()
+    try:
+        while left or waiting:
+            while left and len(waiting) < AHEAD * len(workers):
+                client = left.popleft()
+                waiting.append((client, pool.submit(one, client)))
+            client, future = waiting.popleft()
+            with span(WAITING):
+                answer = future.result()
+            yield client, answer
+            del answer, future  # or they would live on while the next one is waited for
+    except BaseException:
+        stop()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,111 @@
+"""The client's side of every engine: it carries out orders where the data is."""
+
+from collections.abc import Callable
+from typing import Any
+
+from effuse.core.algorithm import Algorithm, fields_of, job_of
+from effuse.core.federation import Order
+from effuse.core.rng import stream
+from effuse.core.spans import span
+from effuse.core.wire import copied, decode, encode, message, placed
+from effuse.core.workbench import Client
+from effuse.transport.state import Snapshots, bytes_in
+from effuse.transport.untouched import Untouched
+
+
+@message(name="receipt")
+class Receipt:
+    """What goes with every reply."""
+
+    client: int
+    snapshot: str | None
+
+
+class Recent:
+    """The states that clients last began with or ended in, so that what did not change is not read from disk again.
+
+    A state is found by the name of its snapshot. It is copied on its way in and out: a job's tensors are the job's own.
+    """
+
+    def __init__(self, limit: int = 256 << 20) -> None:
+        self.limit = limit  # bytes of all states together
+        self._states: dict[int, tuple[str, dict[str, Any], int]] = {}  # the one used last comes last
+
+    def get(self, client: int, name: str | None) -> dict[str, Any] | None:
+        found = self._states.get(client)
+        if found is None or found[0] != name:
+            return None
+        self._states[client] = self._states.pop(client)
+        return {k: copied(v) for k, v in found[1].items()}
+
+    def put(self, client: int, name: str | None, state: dict[str, Any]) -> None:
+        self._states.pop(client, None)
+        size = bytes_in(list(state.values()))
+        if name is None or size > self.limit:
+            return
+        self._states[client] = name, {k: copied(v) for k, v in state.items()}, size
+        while sum(size for _, _, size in self._states.values()) > self.limit:
+            self._states.pop(next(iter(self._states)))
+
+
+class Worker:
+    """Runs jobs for the clients that live here."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        seed: int,
+        client: Callable[[int], Client],
+        snapshots: Callable[[int], Snapshots],
+        wire: str = "fp32",
+        secret: bytes = b"",
+    ) -> None:
+        self.algorithm = algorithm
+        self.seed = seed
+        self.client = client
+        self.snapshots = snapshots
+        self.wire = wire
+        self.secret = secret
+        self._recent = Recent()
+
+    def perform(self, order: Order, arguments: Any) -> tuple[Any, str | None]:
+        """Do one job from the state that the order names; returns the reply and the snapshot of the state after it."""
+        job = job_of(self.algorithm, order.job)
+        client, kept = self.client(order.client), self.snapshots(order.client)
+        with span("checkpoint"):
+            before = self._recent.get(order.client, order.base) if kept.on_disk else None
+            if before is None:
+                before = placed(kept.read(order.base), client.machine.device)
+                self._remember(order.client, order.base, before, kept)
+        client.state = dict(before)
+        client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
+        try:
+            watch = Untouched(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")
+            with span("client"), watch:
+                reply = getattr(self.algorithm, job.name)(client, **fields_of(arguments))
+        finally:
+            client.end()
+        name = order.base
+        if client.state.keys() != before.keys() or any(client.state[k] is not before[k] for k in before):
+            name = f"{order.t}_{order.call}"
+            with span("checkpoint"):
+                kept.write(name, client.state)
+                self._remember(order.client, name, client.state, kept)
+        # only now: an order that names a state we do not have must cost us nothing
+        kept.prune({order.base, order.durable, name})
+        return reply, name
+
+    def _remember(self, client: int, name: str | None, state: dict[str, Any], kept: Snapshots) -> None:
+        if kept.on_disk:
+            self._recent.put(client, name, state)
+
+    def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """The same through the wire format: an order and its arguments in, a receipt and its reply out."""
+        with span("wire"):
+            order = decode(head, Order)
+            job = job_of(self.algorithm, order.job)
+            device = self.client(order.client).machine.device  # an order for another client is not even read
+            arguments = placed(decode(body, job.arguments), device)
+        reply, snapshot = self.perform(order, arguments)
+        with span("wire"):
+            return encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire)

@@ -1,0 +1,317 @@
+"""What the recorded step keeps in static buffers, on a CPU: a recording is played by calling what was recorded."""
+
+import dataclasses
+import functools
+import gc
+import types
+import weakref
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from toy import ToyImages, ToyUnet
+
+from effuse.core.data import Shape, Shard
+from effuse.core.fit import Work
+from effuse.core.model import Arch
+from effuse.core.params import Params
+from effuse.core.rng import Stream
+from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
+from effuse.core.spec import spec
+from effuse.diffusion.samplers import Ddim, DpmSolver
+from effuse.fast.graph import captured
+from effuse.fast.graph.captured import Captured
+from effuse.fast.graph.recording import WARM_UP
+from effuse.fast.ops.dropout import KeyedNet
+from effuse.machines.eager import Eager
+from effuse.models.unet import Unet
+from effuse.tasks.denoise import Denoise
+
+CPU, TASK = torch.device("cpu"), Denoise()
+ARCH = Unet(widths=(8, 16), layers=1, attention=(), middle_attention=False, groups=8).resolved(Shape(8, 1, 2))
+DROPPING = dataclasses.replace(ARCH, dropout=0.3)
+MODEL = ARCH.initial(Stream((0,)))
+SHARD = Shard.whole(ToyImages(n=50, side=8).load("train"))
+
+
+@pytest.fixture(autouse=True)
+def played(monkeypatch):
+    def recorded(self, step, stream):
+        for _ in range(WARM_UP):
+            step()
+        return types.SimpleNamespace(replay=torch.enable_grad()(step))
+
+    import diffusers.models  # noqa: F401 (which looks at torch's Stream when it is imported)
+
+    monkeypatch.setattr(Captured, "recorded", recorded)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+
+
+def blended(grads, params, given):
+    return {k: given["alpha"] * g + (1 - given["alpha"]) * given["delta"][k] for k, g in grads.items()}
+
+
+def fit(machine, seed, rho, alpha):
+    """Seven steps, every fourth of them ragged: what the fit says, and the weights after it."""
+    machine.release(None)
+    net = machine.load(MODEL)
+    work = Work(
+        solver=SGD(lr=0.05, batch=16, steps=7), task=TASK, shard=SHARD, lr=0.05,
+        stream=Stream((seed,)), place=0, where="here", uphill=rho, report_gradient=True, direction=blended,
+        given={"alpha": alpha, "delta": MODEL.params * 0.01},
+    )  # fmt: skip
+    return machine.fit(net, work)[0], Params.of(net)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_fits_one_after_another_are_the_eager_ones():
+    """Other seeds, distances uphill and coefficients on the same two recordings: sums and coefficients start afresh in each."""
+    fast, eager = Captured(CPU, compiled=False), Eager(CPU)
+    for seed, (rho, alpha) in enumerate([(0.1, 0.1), (1.0, 0.5), (None, 0.5), (0.1, 0.1), (None, 0.9)]):
+        (a, y), (b, z) = fit(eager, seed, rho, alpha), fit(fast, seed, rho, alpha)
+        assert b.loss == pytest.approx(a.loss, rel=1e-5) and (a.steps, a.images) == (b.steps, b.images)
+        assert (a.gradient - b.gradient).norm() < 1e-4 * a.gradient.norm()
+        assert (y - z).norm() < 1e-4 * (y - MODEL.params).norm()
+        assert all(t.is_contiguous() for t in b.gradient.tensors)
+    assert fast.captures == 2, "with and without a second pass"
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_what_a_job_froze_stays_frozen():
+    """All layers, without the last one, all again: on one machine, as eager."""
+    fast, eager = Captured(CPU, compiled=False), Eager(CPU)
+    for frozen in (False, True, False):
+        found = []
+        for machine in (eager, fast):
+            machine.release(None)
+            net = machine.load(MODEL)
+            net.module.conv_out.requires_grad_(not frozen)
+            work = Work(
+                solver=SGD(lr=0.05, batch=16, steps=4), task=TASK, shard=SHARD, lr=0.05, stream=Stream((0,)), place=0, where="here"
+            )
+            machine.fit(net, work)
+            found.append(Params.of(net))
+            assert torch.equal(net.module.conv_out.weight, MODEL.params["conv_out.weight"]) == frozen
+        assert (found[0] - found[1]).norm() < 1e-4 * (found[0] - MODEL.params).norm()
+    assert fast.captures == 2
+
+
+# each differs from the first in one thing that a recording holds
+SOLVERS = [
+    Adam(lr=1e-2, batch=16, steps=4),
+    Adam(lr=1e-2, batch=16, steps=4, betas=(0.5, 0.9)),
+    Adam(lr=1e-2, batch=16, steps=4, eps=1e-2),
+    Adam(lr=1e-2, batch=16, steps=4, weight_decay=0.1),
+    AdamW(lr=1e-2, batch=16, steps=4, weight_decay=5.0),
+    SGD(lr=1e-2, batch=16, steps=4),
+    SGD(lr=1e-2, batch=16, steps=4, clip=0.01),
+    SGD(lr=1e-2, batch=16, steps=4, momentum=0.9),
+    SGD(lr=1e-2, batch=16, steps=4, weight_decay=0.5),
+]
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_solver_is_never_taken_for_another():
+    """Nine solvers, twice over, on one machine; the second time at other rates and for other numbers of steps, and nothing is recorded."""
+    fast, eager = Captured(CPU, compiled=False), Eager(CPU)
+    for again, solver in [(again, solver) for again in (False, True) for solver in SOLVERS]:
+        solver = dataclasses.replace(solver, steps=6 if again else 4, state="kept", schedule=CosineDecay())
+        found = []
+        for machine in (eager, fast):
+            machine.release(None)
+            net = machine.load(MODEL)
+            work = Work(
+                solver=solver, task=TASK, shard=SHARD, lr=solver.lr / (1 + again), stream=Stream((again,)), place=0, where="here"
+            )  # fmt: skip
+            found.append((machine.fit(net, work), Params.of(net)))
+        (((a, m), y), ((b, n), z)) = found
+        assert b.loss == pytest.approx(a.loss, rel=1e-4) and (y - z).norm() < 0.05 * (y - MODEL.params).norm(), solver
+        assert (m - n).norm() <= 0.05 * m.norm()  # where a gradient should be nought, Adam makes steps of its rounding
+    assert fast.captures == len(SOLVERS)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("sampler", [Ddim(steps=4, batch=4), DpmSolver(steps=6, batch=4)], ids=str)
+@pytest.mark.parametrize("target", ["epsilon", "x0"])
+def test_draws_are_the_eager_ones_and_a_last_batch_needs_no_recording(sampler, target):
+    """Ten images, four at a time, of two networks in turn; a solver of two steps that is told x0 keeps the last answer as it is."""
+    task = Denoise(target=target)
+    fast, eager = Captured(CPU, compiled=False), Eager(CPU)
+    for seed in (0, 1, 0):
+        model = ARCH.initial(Stream((seed,)))
+        a, b = (m.generate(m.load(model), task, 10, sampler, None, Stream((seed, 5))).pixels for m in (eager, fast))
+        assert torch.allclose(a, b, atol=1e-4)
+    assert fast.captures == 1
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("guidance", [0.0, 2.0])
+def test_classes_and_guidance_are_drawn_as_eagerly(guidance):
+    """Ten images of classes 0 and 1 in turn; with guidance each step asks for the class and for none."""
+    arch = dataclasses.replace(ARCH, conditional=True)
+    model, labels = arch.initial(Stream((0,))), torch.arange(10) % 2
+    fast, eager = Captured(CPU, compiled=False), Eager(CPU)
+    sampler = Ddim(steps=4, batch=4, guidance=guidance)
+    drawn = [m.generate(m.load(model), TASK, 10, sampler, labels, Stream((5,))).pixels for m in (eager, fast)]
+    assert torch.allclose(*drawn, atol=1e-4) and fast.captures == 1
+    other = fast.generate(fast.load(model), TASK, 10, sampler, 1 - labels, Stream((5,))).pixels
+    assert not torch.allclose(other, drawn[1], atol=1e-3), "the class is not looked at"
+
+
+class WithBatchNorm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.norm = torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
+
+    def forward(self, x, t, labels=None):
+        return self.norm(self.down(x))
+
+
+@spec
+class NormedArch(Arch):
+    def build(self):
+        return WithBatchNorm()
+
+
+def test_statistics_of_batches_see_no_padding():
+    """50 images in batches of 16 end in one of two: padded to 16, it would be seen eight times."""
+    arch = NormedArch(side=8, channels=1, classes=2)
+    found = []
+    for machine in (Eager(CPU), fast := Captured(CPU, compiled=False)):
+        net = machine.load(arch.initial(Stream((0,))))
+        work = Work(solver=SGD(lr=0.1, batch=16, epochs=1), task=TASK, shard=SHARD, lr=0.1, stream=Stream((1,)), place=0, where="here")
+        machine.fit(net, work)
+        found.append(net.module.state_dict())
+    assert fast.captures == 0 and all(torch.equal(a, b) for a, b in zip(found[0].values(), found[1].values()))
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_recording_lets_go_of_the_data_it_was_made_on():
+    machine, train = Captured(CPU, compiled=False), ToyImages(n=50, side=8).load("train")
+    images, given = weakref.ref(train.images), MODEL.params * 0.01
+    work = Work(
+        solver=SGD(lr=0.05, batch=16, steps=1), task=TASK, shard=Shard.whole(train), lr=0.05, stream=Stream((0,)), place=0, where="here",
+        direction=blended, given={"alpha": 0.5, "delta": given},
+    )  # fmt: skip
+    machine.fit(machine.load(MODEL), work)
+    moved = weakref.ref(given.tensors[0])
+    del train, work, given
+    gc.collect()
+    assert images() is None and moved() is None and machine.captures == 1
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_recordings_that_a_whole_run_did_without_are_let_go():
+    """Runs of methods A, B, B and A with a step each: A's is still there in the second run, and made again in the fourth."""
+    machine, made = Captured(CPU, compiled=False), []
+    for rho in (None, 0.1, 0.1, None):
+        machine.anew(ARCH)
+        fit(machine, 0, rho, 0.5)
+        made.append((machine.captures, len(machine._steps)))
+    assert made == [(1, 1), (2, 2), (2, 1), (3, 2)]
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
+    """Five widths, each to train and to sample: ten variants of one forward pass, where torch by itself stops at eight."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    machine = Captured(CPU)
+    machine.recorder.submit(torch._dynamo.reset).result()
+    before = counters["frames"]["ok"]
+    for width in range(4, 9):
+        arch = ToyUnet(width=width).resolved(Shape(4, 1, 2))
+        net = machine.load(arch.initial(Stream((0,))))
+        work = Work(
+            solver=Adam(lr=1e-3, batch=4, steps=1), task=TASK, shard=Shard.whole(ToyImages(n=8).load("train")), lr=1e-3, stream=Stream((0,)),
+            place=0, where="here",
+        )  # fmt: skip
+        machine.fit(net, work)
+        machine.generate(net, TASK, 2, Ddim(steps=4, batch=2), None, Stream((1,)))
+    assert counters["frames"]["ok"] - before == 10
+
+
+def losses(machine, seed, rho=None):
+    """What a fit of three steps of a network with dropout says, and where its weights end."""
+    machine.release(None)
+    net = machine.load(DROPPING.initial(Stream((0,))))
+    shard = Shard.whole(ToyImages(n=50, side=8).load("train"))
+    work = Work(
+        solver=SGD(lr=0.05, batch=16, steps=3), task=TASK, shard=shard, lr=0.05, stream=Stream((seed,)), place=0, where="here", uphill=rho
+    )
+    return machine.fit(net, work)[0].loss, Params.of(net).digest()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_dropout_belongs_to_the_client():
+    """Keys 0, 1 and 0 on one recording, and 0 on another machine: order, machine and torch's generator do not matter."""
+    one, two = Captured(CPU, compiled=False), Captured(CPU, compiled=False)
+    torch.manual_seed(1)
+    a, b, c = (losses(one, seed) for seed in (0, 1, 0))
+    torch.manual_seed(2)
+    assert losses(two, 0) == a == c != b
+    assert one.captures == 1 and not any(step.draws for step in one._steps.values())
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_every_pass_has_a_mask_of_its_own():
+    """Three steps move the seed three times; with a look uphill, six times, as torch's generator would move on."""
+    for rho, passes in ((None, 3), (0.1, 6)):
+        machine = Captured(CPU, compiled=False)
+        losses(machine, 0, rho)
+        (step,) = machine._steps.values()
+        assert step.seed.item() == Stream((0,)).child("dropout").seed + passes
+
+
+def test_other_weights_have_other_masks():
+    """MOON's three networks see one batch: as each draws anew in plain torch, none may repeat another's mask."""
+    module = captured.for_tensor_cores(DROPPING.build())
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.02 * torch.randn_like(p))
+    net, inputs = KeyedNet(module), (torch.randn(2, 1, 8, 8), torch.tensor([1, 2]))
+    first, second, third = net(*inputs), net(*inputs, params=net.params), net(*inputs, params=net.params)
+    assert not torch.equal(first, second) and not torch.equal(second, third)
+    module.eval()
+    assert torch.equal(net(*inputs), net(*inputs, params=net.params))
+
+
+def beside_other_weights(net, batch, given):
+    t = torch.zeros(len(batch.labels), dtype=torch.int64)
+    return (net(batch.x, t) - net(batch.x, t, params=given["start"])).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_masks_of_other_weights_do_not_know_what_came_before():
+    """Two fits of one key on one recording: whatever has been evaluated since it was made, the second repeats the first."""
+    machine, model, found = Captured(CPU, compiled=False), DROPPING.initial(Stream((0,))), []
+    model = dataclasses.replace(model, params=model.params.map(lambda p: p + 0.02))  # or all ends in a layer of zeros
+    for _ in range(2):
+        machine.release(None)
+        work = Work(
+            solver=SGD(lr=0.05, batch=16, steps=3), task=TASK, shard=SHARD, lr=0.05, stream=Stream((0,)), place=0, where="here",
+            loss=beside_other_weights, given={"start": model.params},
+        )  # fmt: skip
+        found.append(machine.fit(machine.load(model), work)[0].loss)
+    assert found[0] == found[1] > 0
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_fused_fits_are_the_plain_ones(monkeypatch):
+    """The operations of our kernels, in plain torch: the same losses but for rounding, and the machine's switch decides."""
+    monkeypatch.setattr(captured, "available", lambda device: True)
+    fused, plain = (Captured(CPU, compiled=False, kernels=k) for k in (("norm",), ()))
+    assert losses(fused, 0)[0] == pytest.approx(losses(plain, 0)[0], rel=1e-5)
+    kinds = [
+        {type(m).__name__ for step in machine._steps.values() for m in step.module.modules()} for machine in (fused, plain)
+    ]
+    assert "FusedResnetBlock" in kinds[0] and "FusedResnetBlock" not in kinds[1]
+    assert Captured(CPU).kernels == set(captured.KERNELS)
+
+
+def test_without_a_gpu_there_are_no_kernels():
+    assert Captured(CPU).kernels == frozenset()
+
+
+def test_the_compiler_has_the_switches_we_turn():
+    """A torch that drops one would silently compile slower steps, or ones that another process does not repeat."""
+    assert hasattr(torch._inductor.config, captured.TRIES_TILINGS) and hasattr(torch._inductor.config, "deterministic")

@@ -1,0 +1,134 @@
+"""One cast of all weights gives what autocast gives, bit by bit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from effuse.core.data import Shape
+from effuse.core.model import Arch
+from effuse.fast.layout import for_tensor_cores
+from effuse.fast.ops.halves import Halved, halve, rounded_weights
+from effuse.models.convnext_unet import ConvnextUnet
+from effuse.models.unet import Unet
+from effuse.pruning.prune import cut
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 7, padding=3, groups=8), nn.GroupNorm(2, 8),
+        nn.ConvTranspose2d(8, 5, 4, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4),
+        nn.Linear(4, 2, bias=False),
+    )  # fmt: skip
+    return for_tensor_cores(net, ("norm",))
+
+
+def unets(channels: int) -> dict[str, Arch]:
+    shape = Shape(8, channels, 10)
+    return {
+        "convnext": ConvnextUnet(dim=8).resolved(shape),
+        "unet": Unet(widths=(32, 64), layers=1, attention=(4,)).resolved(shape),
+        # of a head's 16 features 11 stay, and zeros come before the product
+        "unet, pruned": cut(Unet(widths=(32, 64), layers=1, attention=(4,), groups=4, heads=16).resolved(shape), 0.3),
+    }
+
+
+UNETS = unets(1)
+
+
+@pytest.mark.parametrize("name", UNETS)
+def test_the_bits_of_fused_networks_are_autocasts(name: str) -> None:
+    """Where weights and biases of several layers are put together first, too; and a network that only draws may keep them rounded."""
+    torch.manual_seed(0)
+    net = for_tensor_cores(UNETS[name].build(), ("norm", "attention"))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 700])
+    found = []
+    for run in (net, Halved(net, lambda run: run)):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            y = run(x, t)
+        found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), list(net.parameters()))])
+    halve(net)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert torch.equal(net(x, t), found[0][0])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", UNETS)
+def test_gradients_lie_as_their_weights_do(name: str, monkeypatch) -> None:
+    """Padded ones, too: where one does not, torch copies all of a list one by one, and nothing is gained by having one."""
+    net, lists, copy_all = for_tensor_cores(unets(3)[name].build(), ("norm", "attention")), [], torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (lists.append((to, of)), copy_all(to, of)))
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        Halved(net, lambda run: run)(torch.randn(2, 3, 8, 8), torch.tensor([3, 700])).float().square().sum().backward()
+    places = lambda t: [stride for size, stride in zip(t.shape, t.stride()) if size > 1]  # noqa: E731
+    for to, of in lists:
+        assert [places(t) for t in to] == [places(t) for t in of]
+    assert len(lists) == 2
+
+
+def gradients(run, net: nn.Module, prox: bool) -> list[torch.Tensor]:
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        loss = run(x).float().square().sum()
+    if prox:  # as FedProx does, the fp32 weights themselves
+        loss = loss + sum(p.square().sum() for p in net.parameters())
+    return list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+def test_the_bits_are_autocasts() -> None:
+    for prox in (False, True):
+        net = network()
+        other = copy.deepcopy(net)
+        found = gradients(Halved(other, lambda run: run), other, prox)
+        for a, b in zip(found, gradients(net, net, prox), strict=True):
+            assert a.dtype == torch.float32 and torch.equal(a, b)
+
+
+def test_compiled_it_is_the_same() -> None:
+    """Traced ahead, forwards and backwards, and run by torch's own kernels: the bits of the network as it is."""
+    net = network()
+    compiled = Halved(net, lambda run: torch.compile(run, backend="aot_eager", dynamic=False))
+    for a, b in zip(gradients(compiled, net, False), gradients(Halved(net, lambda run: run), net, False), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_a_loss_leaves_out_has_no_gradient() -> None:
+    net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    net.forward = net[0].forward
+    with torch.autocast("cpu", torch.bfloat16):
+        Halved(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
+    assert net[0].weight.grad is not None and net[1].weight.grad is None
+
+
+def test_frozen_layers_stay_out_of_it() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[0].requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        Halved(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
+    assert net[0].weight.grad is None and net[1].weight.grad is not None
+
+
+def test_only_what_autocast_rounds_is_rounded() -> None:
+    """Neither a normalisation's weights nor biases that are added in fp32."""
+    assert list(rounded_weights(network())) == ["0.weight", "1.weight", "3.weight", "6.weight", "6.bias", "7.weight"]
+
+
+def test_a_network_that_only_draws_keeps_rounded_weights() -> None:
+    """Under autocast the same bits, also after it was filled with other weights in fp32."""
+    torch.manual_seed(0)
+    net, other = network().eval(), network().eval()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(torch.randn_like(p))
+    halve(other)
+    torch._foreach_copy_([p.data for p in other.parameters()], [p.data for p in net.parameters()])
+    x = torch.randn(4, 3, 8, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(net(x), other(x))
+    assert {p.dtype for p in other.parameters()} == {torch.bfloat16, torch.float32}

@@ -1,0 +1,93 @@
+"""Whole federations on recorded steps, played on a CPU, against eager ones: runs of one process follow each other on the same machines."""
+
+import types
+
+import pytest
+import torch
+from recorded import Speckled, assert_alike, noted_recordings, outcome, ragged_recipe
+from toy import ADAM, ALGORITHMS
+
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core.errors import TrainingError
+from effuse.core.solvers import Adam
+from effuse.fast import speed
+from effuse.fast.graph.captured import Captured
+from effuse.fast.graph.recording import WARM_UP
+from effuse.machines.eager import Eager
+from effuse.runs import rounds
+from effuse.runs.driver import run
+
+pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Turns recorded machines on and off; three clients at a time."""
+    import diffusers.models  # noqa: F401 (which looks at torch's Stream when it is imported)
+
+    def recorded(self, step, stream):
+        for _ in range(WARM_UP):
+            step()
+        return types.SimpleNamespace(replay=torch.enable_grad()(step))
+
+    def machines(recipe, place, size):
+        if not chosen["fast"]:
+            return [Eager(place)]
+        found = speed._captured(recipe, place, compiled=False)
+        for machine in found[1:]:
+            machine.meter = found[0].meter
+        return found
+
+    chosen = {"fast": True}
+    monkeypatch.setattr(Captured, "recorded", recorded)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(rounds, "machines_for", machines)
+    speed.KEPT.clear()
+    yield lambda on: chosen.update(fast=on)
+    speed.KEPT.clear()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Every recorded machine that was made."""
+    found, begin = [], Captured.__init__
+
+    def noted(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        found.append(self)
+
+    monkeypatch.setattr(Captured, "__init__", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path, monkeypatch):
+    """The algorithm, FedAvg at another rate on mirrored images, the algorithm on those, too: on the same machines, each as by itself."""
+    recipe = ragged_recipe(ALGORITHMS[name])
+    fedavg = ragged_recipe(FedAvg(local=ADAM), data=Speckled(flip=True)).changed(["algorithm.local.lr=0.003"])
+    recipes = [recipe, fedavg, recipe.changed(["seed=7", "data=speckled(flip=True)"])]
+    ours = []
+    with monkeypatch.context() as patch:
+        recorded = noted_recordings(patch)
+        for i, each in enumerate(recipes):
+            recorded.clear()
+            ours.append(outcome(each, tmp_path / f"fast-{i}"))
+            assert len(recorded) == len({*recorded}), "nothing is recorded twice in a run"
+    assert made == speed.KEPT, "all on the same machines"
+    fast(False)
+    for i, (each, found) in enumerate(zip(recipes, ours)):
+        assert_alike(found, outcome(each, tmp_path / f"eager-{i}"))
+
+
+def test_a_run_that_diverges_leaves_its_machines_to_the_next(fast, made, tmp_path):
+    """Clients at a rate that ends in infinity; what they leave in buffers and moments changes nothing for the next run."""
+    recipe = ragged_recipe(FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1, state="kept")), clients=5)
+    with pytest.raises(TrainingError):
+        run(recipe.changed(["algorithm.local=sgd(lr=1e30, batch=8, epochs=2)"]), tmp_path / "lost")
+    assert made == speed.KEPT
+    with pytest.raises(TrainingError):
+        run(recipe.changed(["algorithm.local.lr=1e30"]), tmp_path / "lost too")
+    ours = outcome(recipe, tmp_path / "fast")
+    assert made == speed.KEPT and len(made) == 5
+    fast(False)
+    assert_alike(ours, outcome(recipe, tmp_path / "eager"))

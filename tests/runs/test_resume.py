@@ -1,0 +1,367 @@
+"""A run that is killed and resumed ends as if nothing had happened."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
+import torch
+from toy import SYNTHESIS, TEST, ToyAveraging, ToyGuided, ToyStateful, ToyTwoTasks, toy_recipe
+
+from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
+from effuse.algorithms.feddiffuse import UDec
+from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.localaug import LocalAug
+from effuse.algorithms.localonly import LocalOnly
+from effuse.algorithms.mofedsam import MoFedSAM
+from effuse.algorithms.scaffold import Scaffold
+from effuse.core.aggregate import Clipped, Median
+from effuse.core.algorithm import Server
+from effuse.core.errors import FederationError, RunError
+from effuse.core.recipe import Evaluate
+from effuse.core.solvers import Adam
+from effuse.diffusion.samplers import Ancestral
+from effuse.machines.eager import Eager
+from effuse.runs import rounds
+from effuse.runs.driver import resume, run
+from effuse.runs.folder import RunFolder
+from effuse.runs.observer import Observer
+
+ADAM = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
+TURNS = SYNTHESIS | {"group": 1}  # a client at a time
+RECIPES = {
+    "stateful": toy_recipe(algorithm=ToyStateful(local=ADAM, cohort=2), rounds=4, ema=0.5),
+    "local only": toy_recipe(
+        algorithm=LocalOnly(local=ADAM), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)
+    ),
+    "udec": toy_recipe(
+        algorithm=UDec(local=ADAM, cohort=2), rounds=4, evaluate=Evaluate(grid=2, every=2), sampler=Ancestral(batch=2)
+    ),
+    # round 0 enrols; the network is cut at the end of the second round after that, of four
+    "fedphd": toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5, a=20.0), rounds=4, ema=0.5),
+    "scaffold": toy_recipe(algorithm=Scaffold(local=Adam(lr=1e-2, batch=8, epochs=1), cohort=2), rounds=4),
+    "mofedsam": toy_recipe(algorithm=MoFedSAM(local=Adam(lr=1e-2, batch=8, epochs=1), cohort=2), rounds=3),
+    # six rounds of warm-up and synthesis by turns, two federated ones, a correction: fits 1 | 2 | 3 | 4-6, 7-9 | 10
+    "fedddpm+": toy_recipe(
+        algorithm=FedDDPMPlus(**TURNS, local=Adam(lr=1e-2, batch=8, epochs=1), central=ADAM, test=TEST),
+        rounds=2,
+        ema=0.5,
+    ),
+    "fedddpm": toy_recipe(algorithm=FedDDPM(**TURNS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
+    "localaug": toy_recipe(algorithm=LocalAug(**TURNS, local=ADAM, cohort=2), rounds=2),
+    "two tasks": toy_recipe(algorithm=ToyTwoTasks(local=ADAM, pull=0.5), rounds=3),
+    "averaging": toy_recipe(algorithm=ToyAveraging(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5)), rounds=3),
+    "sent once": toy_recipe(algorithm=ToyGuided(local=ADAM, cohort=2), rounds=4),
+    "median": toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2, aggregate=Median()), rounds=4),
+    "clipped": toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2, aggregate=Clipped(norm=0.05)), rounds=4),
+    "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
+}
+# where the process dies: (recipe, what it was doing, for the how-manieth time)
+DEATHS = [
+    ("stateful", "fit", 1),  # in the first round, before any checkpoint
+    ("stateful", "fit", 4),  # one client of the round has replied and written its state
+    ("stateful", "fit", 8),
+    ("stateful", "sync", 2),  # a checkpoint waits for the disk to take the states that it names
+    ("stateful", "rename", 3),
+    ("stateful", "renamed", 4),  # a client's new state is there, its reply was never taken
+    ("stateful", "checkpoint", 1),  # half of a checkpoint is on disk
+    ("stateful", "checkpoint", 3),
+    ("stateful", "checkpointed", 2),  # a checkpoint is there, the round after it has not begun
+    ("stateful", "line", 2),  # half a line of rounds.jsonl
+    ("stateful", "lined", 3),  # the line is whole, its checkpoint is missing
+    ("stateful", "result", 1),  # all is done but the result
+    ("local only", "fit", 5),
+    ("local only", "checkpoint", 2),
+    ("udec", "fit", 4),  # a client that was met in this very round: it must be sent the whole model again
+    ("udec", "renamed", 5),
+    ("udec", "checkpoint", 2),
+    ("sent once", "fit", 4),  # one client of the round has answered with a guide: it must be sent that again
+    ("sent once", "checkpointed", 1),
+    ("median", "fit", 4),
+    ("clipped", "checkpoint", 2),
+    ("fedphd", "renamed", 2),  # one client has told its histogram and kept it, the others have not
+    ("fedphd", "fit", 4),  # the last client before the cut has trained
+    ("fedphd", "checkpoint", 3),  # the cut is made, its checkpoint half written
+    ("fedphd", "checkpointed", 3),  # the checkpoint holds the cut network, clients the moments of the wider one
+    ("fedphd", "fit", 5),  # the first client after the cut
+    ("fedphd", "renamed", 8),
+    ("scaffold", "fit", 4),  # a client's variate is written, its reply not yet taken
+    ("scaffold", "checkpoint", 2),
+    ("mofedsam", "fit", 4),
+    ("fedddpm+", "fit", 1),  # during the first warm-up
+    ("fedddpm+", "renamed", 4),  # the second warm-up model is kept
+    ("fedddpm+", "renamed", 5),  # and uploaded: its client has it no more
+    ("fedddpm+", "drawing", 1),  # during synthesis
+    ("fedddpm+", "checkpoint", 2),  # at the end of a synthesis
+    ("fedddpm+", "fit", 3),  # the warm-up of the third client
+    ("fedddpm+", "drawing", 4),  # during the first test
+    ("fedddpm+", "fit", 8),
+    ("fedddpm+", "fit", 10),  # in the correction
+    ("fedddpm+", "checkpoint", 9),  # after it
+    ("fedddpm", "drawing", 3),
+    ("fedddpm", "fit", 7),  # in the first round's correction
+    ("fedddpm", "fit", 11),  # in the second's, whose optimiser was kept
+    ("localaug", "renamed", 8),  # a client has its share
+    ("localaug", "checkpoint", 7),  # sharing is over
+    ("localaug", "fit", 5),
+    ("two tasks", "fit", 3),  # a client has trained one of its two networks
+    ("two tasks", "renamed", 4),
+    ("two tasks", "checkpoint", 2),
+    ("averaging", "fit", 8),  # its gradient is looked at
+    ("centralised", "fit", 3),
+    ("centralised", "checkpoint", 3),
+]
+
+
+class Fate:
+    """Kills this process the n-th time that something happens."""
+
+    def __init__(self, monkeypatch, event: str, n: int) -> None:
+        self.left = n
+        fit, draw, sync, rename = Eager.fit, Eager.generate, os.fsync, os.replace
+        append, save, write_json = RunFolder.append, RunFolder.save_checkpoint, RunFolder.write_json
+
+        def after_fit(machine, net, work):
+            done = fit(machine, net, work)
+            self.strike(event == "fit")
+            return done
+
+        def after_drawing(machine, *args):
+            drawn = draw(machine, *args)
+            self.strike(event == "drawing")
+            return drawn
+
+        def at_sync(handle):
+            self.strike(event == "sync")
+            sync(handle)
+
+        def at_rename(old, new):
+            checkpoint = "checkpoints" in str(new)
+            self.strike(event == "rename" and not checkpoint)
+            if event == "checkpoint" and checkpoint and self.left == 1:
+                os.truncate(old, os.path.getsize(old) // 2)
+                rename(old, str(old) + ".half")  # the unfinished file stays behind under a name of its own
+            self.strike(event == "checkpoint" and checkpoint)
+            rename(old, new)
+            self.strike(event == "renamed" and not checkpoint)
+
+        def at_line(folder, record):
+            if event == "line" and self.left == 1:
+                with open(folder.rounds, "a") as file:
+                    file.write(json.dumps(record.to_json())[:40])
+            self.strike(event == "line")
+            append(folder, record)
+            self.strike(event == "lined")
+
+        def at_checkpoint(folder, checkpoint):
+            save(folder, checkpoint)
+            self.strike(event == "checkpointed")
+
+        def at_json(folder, name, value):
+            self.strike(event == "result" and name == "result.json")
+            write_json(folder, name, value)
+
+        monkeypatch.setattr(Eager, "fit", after_fit)
+        monkeypatch.setattr(Eager, "generate", after_drawing)
+        monkeypatch.setattr(os, "fsync", at_sync)
+        monkeypatch.setattr(os, "replace", at_rename)
+        monkeypatch.setattr(RunFolder, "append", at_line)
+        monkeypatch.setattr(RunFolder, "save_checkpoint", at_checkpoint)
+        monkeypatch.setattr(RunFolder, "write_json", at_json)
+
+    def strike(self, now: bool) -> None:
+        if now:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_run(recipe, folder, monkeypatch, event, n, action=run) -> None:
+    """Run in a child process that dies by SIGKILL at the given moment."""
+    child = os.fork()
+    if child == 0:
+        with monkeypatch.context() as patch:
+            Fate(patch, event, n)
+            action(recipe, folder) if action is run else action(folder)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (
+        "the process outlived the moment it should have died"
+    )
+
+
+def lines(folder):
+    """rounds.jsonl, times aside."""
+    return [{k: v for k, v in record.to_json().items() if k != "seconds"} for record in RunFolder(folder).records()]
+
+
+def average(folder) -> dict[str, bytes]:
+    """The files of the average over rounds, where one is kept."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("model-ema/**/*")) if p.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def checkpoint_every_round(monkeypatch):
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The result, the average over rounds, and the lines of each recipe's quiet run."""
+    known = {}
+
+    def get(name):
+        if name not in known:
+            folder = tmp_path_factory.mktemp("quiet") / "run"
+            known[name] = (run(RECIPES[name], folder), average(folder), lines(folder))
+        return known[name]
+
+    return get
+
+
+@pytest.mark.parametrize(("name", "event", "n"), DEATHS)
+def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
+    quiet, quiet_average, quiet_lines = undisturbed(name)
+    killed_run(RECIPES[name], tmp_path / "run", monkeypatch, event, n)
+    result = resume(tmp_path / "run")
+    assert result.weights_sha256 == quiet.weights_sha256
+    assert lines(tmp_path / "run") == quiet_lines
+    assert average(tmp_path / "run") == quiet_average and (quiet_average or RECIPES[name].ema is None)
+    assert (
+        result.traffic == quiet.traffic
+        and result.metrics == quiet.metrics
+        and result.images == quiet.images
+    )
+
+
+def test_an_average_begins_anew_when_the_network_is_cut(tmp_path):
+    """Five federated rounds, cut at the end of the third: its model and those of the two after it are three; two came before."""
+    run(RECIPES["fedphd"].changed(["rounds=5", "algorithm.R_s=3"]), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").load_checkpoint().averaged == 3
+
+
+def test_killed_twice(tmp_path, monkeypatch, undisturbed):
+    quiet, _, quiet_lines = undisturbed("stateful")
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 6)
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "checkpoint", 1, action=lambda folder: resume(folder))
+    assert resume(tmp_path / "run").weights_sha256 == quiet.weights_sha256
+    assert lines(tmp_path / "run") == quiet_lines
+
+
+def test_a_checkpoint_names_only_states_that_the_disk_holds(tmp_path, monkeypatch):
+    """Client states are not waited for one by one, but before a checkpoint names them, file and folder are on disk."""
+    held: dict[str, int] = {}
+    sync, save = os.fsync, RunFolder.save_checkpoint
+
+    def at_sync(handle):
+        sync(handle)
+        held[os.readlink(f"/proc/self/fd/{handle}")] = len(held)
+
+    named = []
+
+    def at_checkpoint(folder, checkpoint):
+        for client, name in checkpoint.snapshots.items():
+            home = folder.path.resolve() / "clients" / str(client)
+            assert f"{home / name}.state" in held and str(home) in held
+            named.append(name)
+        save(folder, checkpoint)
+
+    monkeypatch.setattr(os, "fsync", at_sync)
+    monkeypatch.setattr(RunFolder, "save_checkpoint", at_checkpoint)
+    run(RECIPES["stateful"], tmp_path / "run")
+    assert len(set(named)) > 1
+
+
+def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
+    """Only the first round is checkpointed; the states that it names must outlive three more rounds."""
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 0.0)
+    quiet, _, quiet_lines = undisturbed("stateful")
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 8)
+    assert resume(tmp_path / "run").weights_sha256 == quiet.weights_sha256
+    assert lines(tmp_path / "run") == quiet_lines
+
+
+def test_resuming_a_finished_run_gives_its_result(tmp_path):
+    first = run(toy_recipe(), tmp_path / "run")
+    observer = Observer()
+    observer.said = (words := []).append
+    assert resume(tmp_path / "run", observer=observer) == first
+    assert words == [f"{tmp_path / 'run'} is finished; nothing was left to do"]
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"device": "cpu"', '"device": "gone"'))
+    assert resume(tmp_path / "run") == first, "also where there is no such device as it ran on"
+
+
+def test_old_states_and_checkpoints_are_dropped(tmp_path):
+    run(RECIPES["stateful"], tmp_path / "run")
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+    for client in (tmp_path / "run" / "clients").iterdir():
+        assert len(list(client.iterdir())) <= 2, "a client keeps the accepted state and the one before it"
+
+
+def test_a_lost_client_folder_is_told(tmp_path, monkeypatch):
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "checkpointed", 3)
+    for file in (tmp_path / "run" / "clients").rglob("*.state"):
+        file.unlink()
+    with pytest.raises(FederationError, match="has no snapshot .* that the server expects; restore the folder"):
+        resume(tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
+    killed_run(RECIPES["centralised"], tmp_path / "run", monkeypatch, "checkpointed", 3)
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-10])
+    with pytest.raises(RunError, match="cannot be read .* restore it from a backup, or start a new run"):
+        resume(tmp_path / "run")
+
+
+def test_a_checkpoint_of_a_version_whose_algorithm_kept_another_state_is_told(tmp_path, monkeypatch):
+    """A SCAFFOLD that kept no more than a model, without the server's variate."""
+    killed_run(RECIPES["scaffold"], tmp_path / "run", monkeypatch, "checkpointed", 2)
+    folder = RunFolder(tmp_path / "run")
+    saved = folder.load_checkpoint()
+    folder.save_checkpoint(dataclasses.replace(saved, server=Server(saved.server.model)))
+    with pytest.raises(RunError, match="holds a Server, and scaffold now works on a Controlled; finish it with the version"):
+        resume(tmp_path / "run")
+
+
+def test_what_a_killed_write_left_behind_is_swept(tmp_path, monkeypatch, undisturbed):
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "rename", 3)
+    assert list((tmp_path / "run").rglob("*.partial")), "the process died in the middle of a write"
+    assert resume(tmp_path / "run").weights_sha256 == undisturbed("stateful")[0].weights_sha256
+    assert not list((tmp_path / "run").rglob("*.partial"))
+
+
+def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+    """Another process may look at a run while a round's line is on its way to the file."""
+    folder = RunFolder(tmp_path / "run")
+    run(RECIPES["centralised"], tmp_path / "run")
+    before = folder.records()
+    line = folder.rounds.read_text().splitlines()[-1]
+    with open(folder.rounds, "a") as file:
+        file.write(line[: len(line) // 2])
+    assert folder.records() == before and len(before) == RECIPES["centralised"].rounds
+
+
+def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
+    run(toy_recipe(), tmp_path / "run")
+    with pytest.raises(RunError, match="already holds a run; choose another --out, or go on with `effuse resume"):
+        run(toy_recipe(), tmp_path / "run")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    run(toy_recipe(), tmp_path / "run")
+    with RunFolder(tmp_path / "run").locked(), pytest.raises(RunError, match="in use by another effuse process"):
+        resume(tmp_path / "run")
+
+
+def test_the_manifest_repeats_the_run(tmp_path):
+    from effuse.recipes import find_recipe
+
+    first = run(RECIPES["stateful"], tmp_path / "run")
+    _, again = find_recipe(str(tmp_path / "run" / "manifest.json"))
+    assert run(again, tmp_path / "again").weights_sha256 == first.weights_sha256
+    assert torch.get_num_threads() == 1

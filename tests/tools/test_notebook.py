@@ -1,0 +1,53 @@
+"""The same from Python: what the command line does, in functions."""
+
+import pydoc
+import re
+import subprocess
+import sys
+
+import pytest
+from toy import toy_recipe
+
+import effuse
+from effuse.tools.check import check
+
+
+def test_help_shows_the_functions_that_one_needs():
+    page = pydoc.plain(pydoc.render_doc(effuse))
+    named = set(re.findall(r"effuse\.(\w+)\(", effuse.__doc__))
+    assert named == {"Display", "check", "load", "recipe", "resume", "run"} == set(effuse.__all__)
+    for name in named:
+        assert getattr(effuse, name).__doc__.splitlines()[0] in page
+
+
+def test_importing_effuse_does_not_wait_for_torch():
+    seen = "import sys, effuse; dir(effuse); print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", seen], text=True, timeout=60) == "False\n"
+
+
+def test_a_recipe_is_found_changed_and_rehearsed():
+    assert effuse.recipe("demo", rounds=2, wire="bf16").changed(["rounds=40", "wire=fp32"]) == effuse.recipe("demo()")
+    assert effuse.check(toy_recipe(), rounds=3) == check(toy_recipe(rounds=3), "run")
+    assert effuse.check("demo", rounds=1)["recipe"] == "demo"
+
+
+def test_a_run_is_shown_where_that_is_wanted_and_resumed(tmp_path, capsys):
+    run = effuse.run(toy_recipe(), out=tmp_path / "run", rounds=2)
+    assert capsys.readouterr().out == ""
+    shown = effuse.run(toy_recipe(), out=tmp_path / "shown", rounds=2, observer=effuse.Display())
+    assert re.search(r"fedavg, 3 clients, 2 rounds, into .*\nround 1/2, loss .*\nround 2/2, loss ", capsys.readouterr().out)
+    (tmp_path / "run" / "result.json").unlink()
+    again = effuse.resume(tmp_path / "run")
+    assert run.weights_sha256 == shown.weights_sha256 == again.weights_sha256 and again.path == run.path
+
+
+def test_a_display_is_put_away_when_a_run_fails(tmp_path):
+    closed = []
+
+    class Shown(effuse.Display):
+        def __exit__(self, *exception):
+            closed.append(exception[0])
+
+    with pytest.raises(effuse.core.errors.RunError):
+        effuse.resume(tmp_path, observer=Shown())
+    assert closed == [effuse.core.errors.RunError]

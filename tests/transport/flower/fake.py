@@ -1,0 +1,129 @@
+"""A post office in this process: real sites and real letters, no network; any site can be made to misbehave."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from effuse.core.recipe import Recipe
+from effuse.core.wire import decode, encode
+from effuse.runs import driver
+from effuse.transport.flower.messages import (
+    ANSWER,
+    ENROLLED,
+    HELLO,
+    ORDER,
+    REFUSAL,
+    Enrolled,
+    Hello,
+    Letter,
+    Lost,
+    Post,
+    Refusal,
+)
+from effuse.transport.flower.server import Flower
+from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.terms import Terms
+from effuse.transport.stage import Stage
+
+Fault = Callable[
+    [int, int, Letter], Letter | None
+]  # (client, number of its answer, the answer) -> what is sent; None: nothing
+
+
+EVERYONE = Terms()
+
+
+class FakePost(Post):
+    """Nodes are numbered 100, 101, ...; the site of node n does its work when its reply is collected."""
+
+    def __init__(self, folder: Path, clients: int) -> None:
+        self.folder = folder
+        self.sites = {100 + k: self.site(k) for k in range(clients)}
+        self.letters: dict[str, tuple[int, Letter]] = {}
+        self.answers: dict[int, int] = dict.fromkeys(range(clients), 0)
+        self.fault: Fault = lambda client, n, letter: letter
+        self.orders: list[int] = []  # clients, as orders went out
+        self.owners: dict[int, int] | None = None
+        self.breaks = 0  # orders after which the connection breaks, until it is opened again
+        self.broken = False
+        self.opened = 0
+        self.held: list[tuple[str, Letter]] = []  # replies that come later
+        self.heard: list[str] = []
+        self.refused: dict[int, str] = {}  # client -> why the server turned it away
+
+    def site(self, client: int) -> Site:
+        return Site(self.folder / str(client), client, None, Consent(), "cpu", lambda words: None)
+
+    def restart(self, client: int) -> None:
+        """The process at a site dies and is started again; the node keeps its key."""
+        self.sites[100 + client] = self.site(client)
+        self.letters = {t: (n, letter) for t, (n, letter) in self.letters.items() if n != 100 + client}
+
+    def open(self) -> None:
+        self.opened += 1
+        self.broken = False
+        self.letters.clear()
+
+    def close(self) -> None:
+        pass
+
+    def check(self) -> None:
+        if self.broken:
+            raise Lost("the cable was pulled")
+
+    def nodes(self) -> set[int]:
+        self.check()
+        return set(self.sites)
+
+    def owner(self, node: int) -> int | None:
+        return self.owners and self.owners[node]
+
+    def signed(self, hello: Hello) -> Hello:
+        return hello
+
+    def send(self, node: int, letter: Letter, life: float) -> str:
+        if letter.kind == ORDER:
+            self.orders.append(node - 100)
+            if self.breaks and len(self.orders) == self.breaks:
+                self.breaks, self.broken = 0, True
+        if letter.kind == REFUSAL:  # nobody fetches a reply to it
+            self.refused[node - 100] = decode(letter.head, Refusal).why
+        self.check()
+        ticket = str(len(self.heard))
+        self.heard.append(ticket)
+        self.letters[ticket] = node, letter
+        return ticket
+
+    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Letter]]:
+        self.check()
+        for ticket, letter in [h for h in self.held if h[0] in tickets]:
+            self.held.remove((ticket, letter))
+            yield ticket, letter
+        for ticket in tickets:
+            if ticket in self.letters:
+                node, letter = self.letters.pop(ticket)
+                reply = self.reply(node, letter)
+                if reply is not None:
+                    yield ticket, reply
+
+    def reply(self, node: int, letter: Letter) -> Letter | None:
+        client = node - 100
+        try:
+            if letter.kind == HELLO:
+                return Letter(ENROLLED, encode(self.sites[node].enrol(decode(letter.head, Hello)), Enrolled))
+            if letter.kind != ORDER:
+                return Letter(ANSWER)
+            made = Letter(ANSWER, *self.sites[node].perform(letter.head, letter.body))
+        except Exception as error:  # as a site does: it outlives a job that fails
+            made = Letter(REFUSAL, encode(Refusal(self.sites[node].admitted(error)), Refusal))
+        self.answers[client] += 1
+        return self.fault(client, self.answers[client], made)
+
+
+def over(post: FakePost, terms: Terms) -> Callable[[Stage], Flower]:
+    """An engine on a fake post."""
+    return lambda stage: Flower(stage, post, terms, "toy")
+
+
+def run_over(post: FakePost, recipe: Recipe, out: Path, terms: Terms = EVERYONE) -> dict:
+    """A run with the sites of a fake post."""
+    return driver.run(recipe, out, name="toy", served=over(post, terms))

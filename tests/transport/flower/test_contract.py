@@ -1,0 +1,285 @@
+"""What effuse needs of Flower: when a newer flwr changes, this says in one sentence what broke."""
+
+import importlib
+import importlib.metadata
+import inspect
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import flwr
+import pytest
+from flwr.app import Message
+from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, runtime_pb2
+from flwr.supercore.task_identity import TaskIdentity
+
+from effuse.core.errors import RunError
+from effuse.transport import flower
+from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
+from effuse.transport.flower.messages import ANSWER, ORDER, UNDELIVERED, Letter
+
+ROOT = Path(__file__).parents[3] / "src" / "effuse"
+
+# what is called, with the arguments that are given by name or in this order
+CALLS = {
+    "flwr.supercore.protobuf.client:ProtobufClient.from_server_address": [
+        "server_address", "insecure", "root_certificates", "interceptors",
+    ],
+    "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": ["component_name"],
+    "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": ["token"],
+    "flwr.supercore.interceptors:SuperExecAuthHttpInterceptor": ["master_secret", "protected_methods"],
+    "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor": ["private_key", "public_key"],
+    "flwr.supercore.inflatable.inflatable_utils:pull_objects": [
+        "object_ids", "pull_object_fn", "max_time", "max_tries_per_object", "initial_backoff", "backoff_cap",
+    ],
+    "flwr.supercore.inflatable.inflatable_utils:push_objects": ["objects", "push_object_fn", "object_ids_to_push"],
+    "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": ["object_id", "object_contents"],
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_pull_object_fn_protobuf": [None, "node", "run_id"],
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_push_object_fn_protobuf": [None, "node", "run_id", "session_id"],
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_confirm_message_received_fn_protobuf": [None, "node", "run_id"],
+    "flwr.supercore.fab:Fab": ["hash_str", "content", "verifications"],
+    "flwr.cli.build:build_fab_from_files": ["files"],
+    "flwr.common.serde:fab_to_proto": ["fab"],
+    "flwr.common.serde:message_to_proto": ["message"],
+    "flwr.common.serde:message_from_proto": ["message_proto"],
+}  # fmt: skip
+METHODS = {
+    "flwr.supernode.fleet_http_client:FleetHttpClient": [
+        "RegisterNode", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages", "PullObject",
+        "PushObject", "ConfirmMessageReceived",
+    ],
+    "flwr.supercore.runtime:RuntimeHttpClient": [
+        "AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat", "GetNodes", "PullMessages", "PushMessages",
+        "PullObject", "PushObject", "ConfirmMessageReceived",
+    ],
+    "flwr.supercore.control:ControlHttpClient": ["StartRun", "RegisterNode"],
+}  # fmt: skip
+FIELDS = {
+    control_pb2.StartRunRequest: ["fab"],
+    control_pb2.StartRunResponse: ["run_id"],
+    control_pb2.RegisterNodeRequest: ["public_key"],
+    control_pb2.RegisterNodeResponse: ["node_id"],
+    runtime_pb2.AcquireTaskRequest: ["supported_task_types"],
+    runtime_pb2.AcquireTaskResponse: ["task", "token"],
+    runtime_pb2.PullTaskInputResponse: ["task_id", "run", "context"],
+    runtime_pb2.PushTaskOutputRequest: ["sub_status", "details"],
+    runtime_pb2.PullAppMessagesRequest: ["message_ids"],
+    runtime_pb2.PullAppMessagesResponse: ["messages_list", "message_object_trees"],
+    runtime_pb2.PushAppMessagesRequest: ["messages_list", "message_object_trees"],
+    runtime_pb2.PushAppMessagesResponse: ["session_id", "objects_to_push"],
+    runtime_pb2.GetNodesResponse: ["nodes"],
+    fleet_pb2.RegisterNodeFleetRequest: ["public_key"],
+    fleet_pb2.ActivateNodeRequest: ["public_key", "heartbeat_interval"],
+    fleet_pb2.ActivateNodeResponse: ["node_id"],
+    fleet_pb2.DeactivateNodeRequest: ["node_id"],
+    fleet_pb2.PullMessagesRequest: ["node"],
+    fleet_pb2.PullMessagesResponse: ["messages_list", "message_object_trees"],
+    fleet_pb2.PushMessagesRequest: ["node", "messages_list", "message_object_trees", "clientapp_runtime_list"],
+    fleet_pb2.PushMessagesResponse: ["session_id", "objects_to_push"],
+    heartbeat_pb2.SendNodeHeartbeatRequest: ["node", "heartbeat_interval"],
+    heartbeat_pb2.SendNodeHeartbeatResponse: ["success"],
+}
+FLAGS = [
+    "--insecure", "--host", "--port", "--isolation", "--superexec-auth-secret-file", "--enable-supernode-auth",
+    "--disable-runtime-dependency-installation", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile",
+]  # fmt: skip
+
+
+def found(place: str):
+    module, _, path = place.partition(":")
+    try:
+        value = importlib.import_module(module)
+        for name in path.split("."):
+            value = getattr(value, name)
+    except (ImportError, AttributeError):
+        pytest.fail(f"flwr {flwr.__version__} no longer has {place}, which effuse/transport/flower uses", pytrace=False)
+    return value
+
+
+@pytest.mark.parametrize("place", CALLS)
+def test_what_is_called_takes_what_it_is_given(place):
+    parameters = inspect.signature(found(place)).parameters
+    for i, name in enumerate(CALLS[place]):
+        if name is not None and name not in parameters:
+            pytest.fail(f"flwr {flwr.__version__}: {place} takes no '{name}' any more", pytrace=False)
+        if name is None and i >= len(parameters):
+            pytest.fail(f"flwr {flwr.__version__}: {place} takes only {len(parameters)} arguments", pytrace=False)
+
+
+@pytest.mark.parametrize("place", METHODS)
+def test_clients_have_their_calls(place):
+    for name in METHODS[place]:
+        found(f"{place}.{name}")
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.DESCRIPTOR.name)
+def test_requests_have_their_fields(kind):
+    missing = set(FIELDS[kind]) - set(kind.DESCRIPTOR.fields_by_name)
+    if missing:
+        pytest.fail(f"flwr {flwr.__version__}: {kind.DESCRIPTOR.name} has no field '{min(missing)}' any more", pytrace=False)
+
+
+def test_the_superlink_takes_its_flags():
+    tool = Path(sys.executable).parent / "flower-superlink"
+    told = subprocess.run([str(tool), "--help"], capture_output=True, text=True, timeout=60).stdout
+    missing = [flag for flag in FLAGS if flag not in told]
+    if missing or "process" not in told:
+        pytest.fail(
+            f"flwr {flwr.__version__}: flower-superlink takes no '{(missing or ['--isolation process'])[0]}'", pytrace=False
+        )
+
+
+def test_a_key_that_nobody_knows_is_told_from_one_that_is_in_use():
+    """ActivateNode fails alike for both (2004); with an interval that is none (2003), it still looks for the key first."""
+    activate = found("flwr.superlink.servicer.fleet.fleet_handlers:activate_node")
+    codes = found("flwr.supercore.error:ApiErrorCode")
+
+    class State:
+        def __init__(self, node) -> None:
+            self.node = node
+
+        def get_node_id_by_public_key(self, key):
+            return self.node
+
+        def activate_node(self, node, interval) -> bool:
+            return False
+
+    for node, interval, code in (
+        (None, 10.0, codes.FLEET_NODE_ACTIVATION_FAILED),
+        (None, 0.0, codes.FLEET_NODE_ACTIVATION_FAILED),
+        (5, 10.0, codes.FLEET_NODE_ACTIVATION_FAILED),
+        (5, 0.0, codes.FLEET_INVALID_HEARTBEAT_INTERVAL),
+    ):
+        with pytest.raises(found("flwr.supercore.error:FlowerError")) as caught:
+            activate(fleet_pb2.ActivateNodeRequest(public_key=b"key", heartbeat_interval=interval), State(node))
+        assert caught.value.code == code and caught.value.to_json("")["code"] == code
+
+
+class Store:
+    """Both ends of a connection: what is pushed here is pulled from here."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.trees: list = []
+        self.pushes = 0
+
+    def PushMessages(self, request):  # noqa: N802
+        self.trees += request.message_object_trees
+        ids = {t.object_id for tree in request.message_object_trees for t in every(tree)}
+        return runtime_pb2.PushAppMessagesResponse(session_id="s", objects_to_push=sorted(ids - self.objects.keys()))
+
+    def PushObject(self, request):  # noqa: N802
+        from flwr.proto.message_pb2 import PushObjectResponse
+
+        self.pushes += 1
+        self.objects[request.object_id] = request.object_content
+        return PushObjectResponse(stored=True)
+
+    def PullObject(self, request):  # noqa: N802
+        from flwr.proto.message_pb2 import PullObjectResponse
+
+        there = request.object_id in self.objects
+        return PullObjectResponse(object_found=there, object_available=there, object_content=self.objects[request.object_id])
+
+    def ConfirmMessageReceived(self, request):  # noqa: N802
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse
+
+        return ConfirmMessageReceivedResponse()
+
+
+def every(tree):
+    yield tree
+    for child in tree.children:
+        yield from every(child)
+
+
+@pytest.fixture
+def ends():
+    from flwr.proto.node_pb2 import Node
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 1
+    return Ends(Store(), Node(node_id=1))
+
+
+def sent(ends, letter, node=5):
+    def request(proto, tree):
+        return runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
+
+    return push(ends, 2, Message(content_of(letter), node, "train.effuse"), request)
+
+
+def test_a_letter_arrives_as_it_left_whatever_is_in_it(ends):
+    """Also a body of several of Flower's pieces of 5 MiB."""
+    for letter in (Letter("hello", b"\x00\xff"), Letter(ORDER, b"h", bytes(range(256)) * 50_000), Letter(ANSWER)):
+        ticket = sent(ends, letter)
+        message = pull(ends, 2, ends.client.trees[-1], 5.0)
+        assert letter_of(message) == letter and message.metadata.message_id == ticket
+        reply = Message(content_of(Letter(ANSWER, b"r")), reply_to=message)
+        assert reply.metadata.reply_to_message_id == ticket and reply.metadata.src_node_id == 5
+
+
+def test_a_broadcast_body_is_stored_once(ends):
+    """Two orders of other heads and the same 12 MB: the second brings its message, records and head, and no array and none of its 3 pieces."""
+    body = random.Random(0).randbytes(12_000_000)
+    sent(ends, Letter(ORDER, b"to client 0", body), 5)
+    assert ends.client.pushes == 8
+    sent(ends, Letter(ORDER, b"to client 1", body), 6)
+    assert ends.client.pushes == 8 + 3
+    assert sum(map(len, ends.client.objects.values())) < len(body) + 20_000
+
+
+def test_what_is_not_a_letter_is_of_an_unknown_kind(ends):
+    from flwr.app import ConfigRecord, Error, RecordDict
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 1
+    asked = Message(RecordDict({"config": ConfigRecord({"x": 1})}), 5, "train")
+    assert letter_of(asked).kind == "not a letter"
+    assert letter_of(Message(Error(code=3, reason="gone"), reply_to=asked)).kind == UNDELIVERED
+
+
+def test_nothing_of_flower_is_imported_outside_its_folder():
+    for path in ROOT.rglob("*.py"):
+        if (ROOT / "transport" / "flower") not in path.parents:
+            source = path.read_text()
+            assert "import flwr" not in source and "from flwr" not in source, path
+
+
+def test_another_flower_is_refused(monkeypatch):
+    flower.require()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.43.0")
+    with pytest.raises(RunError, match="flwr 1.43.0 is installed, but effuse knows 1.41 and 1.42"):
+        flower.require()
+
+
+def test_effuse_can_be_imported_and_run_without_flower(tmp_path):
+    """A process in which flwr cannot be found: everything but the federation works, and that says what to install."""
+    script = """
+import sys, importlib.abc
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "flwr":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+import importlib.util
+plain = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name.split(".")[0] == "flwr" else plain(name, *a)
+from effuse.cli import main
+for words in (
+    "list demo",
+    "run demo --rounds 1 --out b --engine flower",
+    "serve demo --listen 127.0.0.1:9",
+    "join 127.0.0.1:9 --client-id 0 --data recipe",
+    "keys init k --clients 1",
+):
+    sys.argv = ["effuse", *words.split()]
+    try:
+        main()
+    except SystemExit as exit:
+        print("ended with", exit.code)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert re.findall(r"ended with (\d+)", done.stdout) == ["0", "1", "1", "1", "1"], done.stderr
+    assert done.stderr.count("pip install 'effuse[flower]'") == 4
+    assert not (tmp_path / "b").exists()

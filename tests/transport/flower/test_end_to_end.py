@@ -1,0 +1,54 @@
+"""The real thing on every run of the suite: a SuperLink, TLS, node authentication, and every site in a process of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from effuse.recipes import find_recipe
+from effuse.runs import driver
+
+SETTINGS = [
+    "clients=3", "rounds=2", "reproducible=True", "threads=1", "sampler=None", "evaluate=evaluate(grid=0)",
+    "algorithm=feddiffuse_udec(local=adam(lr=1e-3, batch=64, steps=2, state='kept'), cohort=2)",
+]  # fmt: skip
+
+
+def test_a_stateful_recipe_with_part_of_its_clients_gives_the_simulators_weights(tmp_path):
+    """UDEC keeps an encoder, a bottleneck and an optimiser at each client, and two of three clients take part in a round."""
+    options = [part for setting in SETTINGS for part in ("--set", setting)]
+    command = [
+        sys.executable,
+        "-m",
+        "effuse",
+        "run",
+        "demo",
+        "--engine",
+        "flower",
+        "--json",
+        "--out",
+        str(tmp_path / "flower"),
+    ]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    expected = driver.run(find_recipe("demo")[1].changed(SETTINGS), tmp_path / "simulator")
+    assert found["weights_sha256"] == expected.weights_sha256
+    assert found["traffic"]["bytes"] == expected.traffic.bytes.to_json()
+    assert not (tmp_path / "flower" / "flower" / "keys").exists()  # made for this sitting only
+    log = (tmp_path / "flower" / "federation.log").read_text()
+    assert re.search("manifest demo@[0-9a-f]{64}; waiting for 3 clients", log)  # by its name, as sites see it and may allow it
+    assert nobody_left(str(tmp_path))
+
+
+def nobody_left(path: str) -> bool:
+    """No process mentions the run's folder any more."""
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{number}/cmdline", "rb") as file:
+                if path.encode() in file.read():
+                    return False
+        except OSError:
+            continue
+    return True

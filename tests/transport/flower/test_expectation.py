@@ -1,0 +1,128 @@
+"""What replies must look like: jobs that cannot be done on shapes are told of, and errors of an algorithm are raised."""
+
+import pytest
+import torch
+from fake import FakePost, run_over
+from toy import ADAM, ALGORITHMS, toy_recipe
+
+from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.core.algorithm import job_of, on_client
+from effuse.core.errors import FederationError, WireError
+from effuse.core.model import Model
+from effuse.core.params import Params
+from effuse.core.rng import Stream
+from effuse.core.spec import spec
+from effuse.core.workbench import Client
+from effuse.transport.flower.expectation import MOST, Expectation
+
+
+@spec
+class ToyOddJob(FedAvg):
+    """FedAvg with one more step in its job, which may be one that shapes cannot take."""
+
+    how: str = "item"
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        if self.how == "forgotten" and "past" not in client.state:
+            client.state["past"] = model.params
+        ODD[self.how](client, model)
+        return Update(client.unload(client.load(model)), 1.0, 0.0)
+
+
+def refuse(client, model):
+    raise FederationError("too few images")
+
+
+ODD = {
+    "item": lambda client, model: float(next(iter(model.params.tensors)).sum()),
+    "numpy": lambda client, model: next(iter(model.params.tensors)).numpy(),
+    "where": lambda client, model: next(iter(model.params.tensors)).nonzero(),
+    "state": lambda client, model: client.state["past"],
+    "popped": lambda client, model: client.state.pop("past"),
+    "refusal": refuse,
+    "attribute": lambda client, model: model.parameters_of_it,
+    "key": lambda client, model: {}["past"],
+    "value": lambda client, model: int("many"),
+    "none": lambda client, model: client.state.get("past").tensors,
+    "forgotten": lambda client, model: client.state["past"].of_it,
+}
+
+
+def asked(how, resumed=False, times=1):
+    """What is expected of the job's reply, what is sent, and what was said."""
+    recipe = toy_recipe(algorithm=ToyOddJob(local=ADAM, how=how))
+    recipe = recipe.resolved(recipe.data.load("train"))
+    job, said = job_of(recipe.algorithm, "train"), []
+    expectation = Expectation(recipe, 2, said.append)
+    for seed in range(times):
+        model = recipe.model.initial(Stream(("expectation test", seed)))
+        expected = expectation.of(job, job.arguments(model=model), resumed)
+    return expected, model, said
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("item", "RuntimeError: Tensor.item() cannot be called on meta tensors"),
+        ("numpy", "TypeError: can't convert meta device"),
+        ("where", "NotImplementedError: "),
+        ("state", "KeyError: 'past'"),
+        ("popped", "KeyError: 'past'"),
+        ("refusal", "FederationError: too few images"),
+    ],
+)
+def test_a_job_that_shapes_cannot_do_is_told_of_once_and_its_replies_are_limited(how, why):
+    """Four times the bytes of what was sent, and 64 MiB: what is allowed where nothing better is known."""
+    expected, model, said = asked(how, times=3)
+    (line,) = said
+    assert line.startswith("job 'train' cannot be done on shapes, so its replies are checked by type and size alone") and why in line
+    assert expected.params is None and expected.limit == 4 * 4 * model.params.numel + MOST
+    expected.check(Update(model, 1.0, 0.0))
+
+
+@pytest.mark.parametrize("how", ["attribute", "key", "value", "none", "forgotten"])
+def test_an_algorithms_own_error_is_raised(how):
+    """`key` looks into a dictionary of its own and `none` into state that nobody lost: neither is excused as missing state."""
+    with pytest.raises((AttributeError, KeyError, ValueError)) as caught:
+        asked(how)
+    assert caught.value.__notes__ == ["in job 'train' of toy_odd_job, done on shapes before its orders go out"]
+
+
+def test_what_was_kept_before_a_resumption_is_unknown():
+    """A client that had state when the server was started again: `None` may stand for what it keeps."""
+    expected, _, said = asked("none", resumed=True)
+    assert expected.params is None and "AttributeError" in said[0]
+    with pytest.raises(AttributeError):
+        asked("attribute", resumed=True)  # it looked for nothing
+
+
+def test_the_run_is_told_and_goes_on(tmp_path):
+    run_over(FakePost(tmp_path / "sites", 3), toy_recipe(algorithm=ToyOddJob(local=ADAM)), tmp_path / "run")
+    log = (tmp_path / "run" / "federation.log").read_text()
+    assert log.count("job 'train' cannot be done on shapes") == 1
+
+
+def test_an_error_is_heard_before_an_order_goes_out(tmp_path):
+    post = FakePost(tmp_path / "sites", 3)
+    with pytest.raises(AttributeError, match="parameters_of_it"):
+        run_over(post, toy_recipe(algorithm=ToyOddJob(local=ADAM, how="attribute")), tmp_path / "run")
+    assert post.orders == []
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "centralised"])  # which no network has
+def test_every_job_of_ours_can_be_done_on_shapes(name, tmp_path):
+    run_over(FakePost(tmp_path / "sites", 3), toy_recipe(algorithm=ALGORITHMS[name]), tmp_path / "run")
+    assert "cannot be done on shapes" not in (tmp_path / "run" / "federation.log").read_text()
+
+
+def test_loose_tensors_keep_their_numbers_and_are_not_written_on():
+    """FedPhD's clients choose an edge by the counts that they are sent; what they were sent stays as it is."""
+    recipe = toy_recipe(algorithm=ALGORITHMS["fedphd, pruned in the middle"])
+    recipe = recipe.resolved(recipe.data.load("train"))
+    job, said = job_of(recipe.algorithm, "choose"), []
+    q = torch.zeros(2, recipe.model.shape.classes)
+    expected = Expectation(recipe, 2, said.append).of(job, job.arguments(q=q, scale=1.0))
+    assert not said and expected.loose == [(recipe.model.shape.classes,)] and not q.any()
+    with pytest.raises(WireError, match="sets of parameters"):
+        expected.check(Params({"a": torch.zeros(1)}))

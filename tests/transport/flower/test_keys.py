@@ -1,0 +1,72 @@
+"""Keys: who holds what, and what cannot be forged."""
+
+import dataclasses
+import ssl
+import stat
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from effuse.core.errors import FederationError
+from effuse.transport.flower import keys
+from effuse.transport.flower.messages import Hello
+
+HELLO = Hello("toy", {"rounds": "2"}, ("a", "b"), "", "")
+
+
+def test_private_keys_are_their_owners_alone(tmp_path):
+    keys.init(tmp_path / "keys", 2, ["fed.example.org", "10.1.2.3"])
+    private = sorted(p.relative_to(tmp_path / "keys").as_posix() for p in (tmp_path / "keys").rglob("*.key"))
+    assert private == ["authority/ca.key", "client-0/client.key", "client-1/client.key", "server/server.key"]
+    for name in private:
+        assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / "keys" / name).parent.stat().st_mode) == 0o700
+    assert (tmp_path / "keys" / ".gitignore").read_text() == "*\n", "made in a checkout, they are not committed by accident"
+    told = (tmp_path / "keys" / "README.md").read_text()
+    assert "`client-0/` to `client-1/`" in told and "fed.example.org" in told
+    with pytest.raises(FederationError, match="is not empty"):
+        keys.init(tmp_path / "keys", 2)
+
+
+def test_the_servers_certificate_is_one_that_tls_accepts(tmp_path):
+    keys.init(tmp_path, 1)
+    context = ssl.create_default_context(cafile=str(tmp_path / "client-0" / "ca.crt"))
+    assert len(context.get_ca_certs()) == 1
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "server" / "server.pem", tmp_path / "server" / "server.key")
+
+
+def test_clients_are_known_by_their_keys(tmp_path):
+    keys.init(tmp_path, 3)
+    known = keys.ServerKeys(tmp_path).clients()
+    assert sorted(known) == [0, 1, 2] and all(isinstance(k.curve, ec.SECP384R1) for k in known.values())
+    for k in known:
+        own = keys.ClientKeys(tmp_path, k).private.public_key()
+        assert own.public_numbers() == known[k].public_numbers()
+    with pytest.raises(FederationError, match="is missing; give a client's keys"):
+        keys.ClientKeys(tmp_path / "server", 0)
+    with pytest.raises(FederationError, match="is missing; give a server's keys"):
+        keys.ServerKeys(tmp_path / "client-0")
+
+
+def test_terms_are_the_servers_own(tmp_path):
+    """Signed for one run and one manifest: neither another run's, nor changed ones, nor another federation's pass."""
+    keys.init(tmp_path / "a", 1)
+    keys.init(tmp_path / "b", 1)
+    server, client = keys.ServerKeys(tmp_path / "a"), keys.ClientKeys(tmp_path / "a", 0)
+    signed = server.sign(dataclasses.replace(HELLO, owner=0), 7)
+    client.verify(signed, 7)
+    forged = [
+        (signed, 8),
+        (dataclasses.replace(signed, recipe={"rounds": "3"}), 7),
+        (dataclasses.replace(signed, classes=("b", "a")), 7),
+        (dataclasses.replace(signed, name="other"), 7),
+        (dataclasses.replace(signed, owner=1), 7),
+        (HELLO, 7),
+        (keys.ServerKeys(tmp_path / "b").sign(HELLO, 7), 7),
+        (dataclasses.replace(signed, certificate="junk"), 7),
+        (dataclasses.replace(signed, certificate=client.ca.read_text()), 7),
+    ]
+    for hello, run in forged:
+        with pytest.raises(FederationError, match="not signed by this federation's server"):
+            client.verify(hello, run)
