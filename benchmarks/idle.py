@@ -41,7 +41,7 @@ def idle_recipe(arch: Arch, clients: int, rounds: int) -> Recipe:
 
 
 def transforms(side: int, channels: int) -> tuple:
-    from effuse.core.spec import build_text
+    from effuse.core.build import build_text
     from effuse.data.transforms import Transform
 
     wanted = [f"resize({side})"] + [f"channels({channels})"]

@@ -12,15 +12,17 @@ from toy import ADAM, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedphd import Choice, Edge, FedPhD, Kept, Trained, chances, homogeneity, sparsifying
 from effuse.core.algorithm import on_client
+from effuse.core.build import build
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.fit import Fit
+from effuse.core.grammar import parse
 from effuse.core.model import Model
 from effuse.core.params import Buffers, Params
 from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD
-from effuse.core.spec import Spec, build, parse, spec
+from effuse.core.spec import Spec, spec
 from effuse.core.workbench import Client
 from effuse.diffusion.samplers import Ancestral
 from effuse.privacy.histogram import Disclosure, Gaussian, Laplace

@@ -18,8 +18,8 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.cli import progress
 from effuse.core.metric import Metric, Outlook
 from effuse.core.recipe import Evaluate
+from effuse.core.registry import registry
 from effuse.core.solvers import Adam
-from effuse.core.spec import registry
 from effuse.diffusion.samplers import Ancestral
 from effuse.machines.eager import Eager
 from effuse.metrics.classifier import Classifier

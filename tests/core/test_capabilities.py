@@ -10,7 +10,7 @@ from effuse.core import capabilities
 from effuse.core.algorithm import Algorithm, job_of
 from effuse.core.capabilities import Averages, Companions, Discloses, Draws, Hierarchical, Personal, StopsEarly
 from effuse.core.errors import FederationError
-from effuse.core.spec import registry
+from effuse.core.registry import registry
 from effuse.machines.hollow import Hollow
 from effuse.transport.loopback import Loopback
 from effuse.transport.simulator import on_disk

@@ -8,8 +8,9 @@ from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.model import Arch, Model, fill
 from effuse.core.params import Buffers, Params, mean
+from effuse.core.registry import registry
 from effuse.core.rng import Stream
-from effuse.core.spec import registry, spec
+from effuse.core.spec import spec
 from effuse.models.unet import CifarUnet
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from effuse.core.build import build_text
 from effuse.core.data import Source
 from effuse.core.errors import DataError
-from effuse.core.spec import build_text, text
+from effuse.core.spec import text
 from effuse.data.folders import CelebA, Folder
 from effuse.data.transforms import Channels, Crop, Flip, Resize
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from PIL import Image as Pillow
 
+from effuse.core.build import build_text
 from effuse.core.data import Source
 from effuse.core.errors import DataError
-from effuse.core.spec import build_text
 from effuse.data.huggingface import Hf
 from effuse.data.transforms import Resize
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from effuse.core.build import build_text
 from effuse.core.data import Dataset, Partition
 from effuse.core.errors import PartitionError, RecipeError
-from effuse.core.spec import build_text, text
+from effuse.core.spec import text
 from effuse.data.dirichlet import LabelSkew, QuantitySkew
 from effuse.data.partition import NID2, Classes, Domains, Iid, LongTail, Shards
 from effuse.data.sources import Labels, Union

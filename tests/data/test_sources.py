@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from effuse.core.build import build_text
 from effuse.core.data import Source
 from effuse.core.errors import DataError, RecipeError
-from effuse.core.spec import build_text, text
+from effuse.core.spec import text
 from effuse.data.holdout import held_out
 from effuse.data.npz import Npz
 from effuse.data.sources import Digits, Labels, Some, Union

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from effuse.core.build import build_text
 from effuse.core.errors import DataError, RecipeError
-from effuse.core.spec import build_text
 from effuse.data.transforms import CHUNK, Channels, Crop, Flip, Pad, Resize, Transform, prepared, transform
 
 SQUARE = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from effuse.core.build import build
 from effuse.core.errors import ModelError, RecipeError
+from effuse.core.grammar import parse
 from effuse.core.sampler import Predict, Sampler
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import text
 from effuse.diffusion.samplers import Ancestral, Ddim, DpmSolver, quadratic
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise

@@ -7,10 +7,10 @@ from diffusers.models.upsampling import Upsample2D
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from effuse.core.build import build_text
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
 from effuse.core.model import Arch
-from effuse.core.spec import build_text
 from effuse.fast.layout import for_tensor_cores
 from effuse.fast.ops.conv import AlignedConv2d, AlignedConvTranspose2d, _padded, channels_last, doubled
 from effuse.fast.ops.dropout import KeyedDropout, seed_of

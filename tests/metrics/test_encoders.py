@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from effuse.core import files
+from effuse.core.build import build_text
 from effuse.core.data import Dataset, Shape
 from effuse.core.errors import DataError, RecipeError, RunError, TrainingError
 from effuse.core.metric import Outlook, Subject
-from effuse.core.spec import build_text, spec, text
+from effuse.core.spec import spec, text
 from effuse.metrics.classifier import Classifier, Convnet
 from effuse.metrics.encoders import Encoder, Inception, Network, Pixels, generated, reference, reference_rows, stored
 from effuse.metrics.fidelity import FID, KID

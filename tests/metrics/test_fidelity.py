@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from effuse.core.build import build_text
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError
 from effuse.core.metric import Metric, Outlook, Subject
-from effuse.core.spec import build_text
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.fidelity import FID, KID, InceptionScore, PrecisionRecall
 

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from effuse.core.build import build
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
+from effuse.core.grammar import parse
 from effuse.core.model import Arch
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import text
 from effuse.metrics.cost import parameters
 from effuse.models.convnext_unet import ConvnextUnet, FullAttention, LinearAttention
 

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from effuse.core.build import build
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
+from effuse.core.grammar import parse
 from effuse.core.model import Arch, Net
-from effuse.core.spec import build, parse
 from effuse.core.task import Batch
 from effuse.models.resnet import Cnn, Resnet
 from effuse.tasks.classify import Classify

@@ -11,12 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from effuse.core.build import build
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
+from effuse.core.grammar import parse
 from effuse.core.model import Arch, Model, fill
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import text
 from effuse.core.wire import decode, encode
 from effuse.diffusion.samplers import Ancestral, Ddim, DpmSolver
 from effuse.models.convnext_unet import ConvnextUnet

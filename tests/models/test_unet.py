@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from effuse.core.build import build
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
+from effuse.core.grammar import parse
 from effuse.core.model import Arch
 from effuse.core.rng import Stream
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import text
 from effuse.metrics.cost import parameters
 from effuse.models.unet import CifarUnet, DigitsUnet, MnistUnet, Unet
 

@@ -6,12 +6,14 @@ import torch_pruning
 from torch import nn
 from toy import ToyUnet
 
+from effuse.core.build import build
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError, RecipeError
+from effuse.core.grammar import parse
 from effuse.core.model import Arch, Model, fill
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
-from effuse.core.spec import build, parse, spec, text
+from effuse.core.spec import spec, text
 from effuse.diffusion.samplers import Ancestral
 from effuse.metrics.cost import layer_macs, parameters
 from effuse.models.convnext_unet import ConvnextUnet

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from effuse.core.build import build
+from effuse.core.grammar import parse
 from effuse.core.model import Net
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import text
 from effuse.core.task import Batch, Task
 from effuse.tasks.denoise import Denoise
 from effuse.tasks.schedules import Cosine, Linear, signal_and_noise

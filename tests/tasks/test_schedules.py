@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from effuse.core.build import build
 from effuse.core.errors import RecipeError
-from effuse.core.spec import build, parse, text
+from effuse.core.grammar import parse
+from effuse.core.spec import text
 from effuse.tasks.schedules import Cosine, Linear, NoiseSchedule, ScaledLinear, signal_and_noise
 
 

@@ -10,7 +10,7 @@ from effuse.core.algorithm import Algorithm
 from effuse.core.capabilities import Personal
 from effuse.core.errors import FederationError
 from effuse.core.recipe import Evaluate
-from effuse.core.spec import registry
+from effuse.core.registry import registry
 from effuse.diffusion.samplers import Ancestral
 from effuse.runs.driver import run
 from effuse.runs.folder import RunFolder

@@ -23,9 +23,10 @@ from effuse.core.errors import RecipeError, alike
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
 from effuse.core.recipe import Recipe
+from effuse.core.registry import plain, registry
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Schedule, Solver
-from effuse.core.spec import Spec, describe, field_hints, plain, registry, text
+from effuse.core.spec import Spec, describe, field_hints, text
 from effuse.core.task import Task
 from effuse.data.transforms import Transform
 from effuse.metrics.encoders import Encoder

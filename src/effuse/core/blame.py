@@ -3,7 +3,8 @@
 import os
 import traceback
 
-from effuse.core.spec import SPEC_PACKAGES, Spec
+from effuse.core.registry import SPEC_PACKAGES
+from effuse.core.spec import Spec
 
 ROOMS = {*SPEC_PACKAGES, "recipes"} - {"core"}  # files of a user's own may lie among ours
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from effuse.core.algorithm import Algorithm
+from effuse.core.build import build_text, fallen_back, make, replace, with_values
 from effuse.core.data import Dataset, Partition, Shard, Source
 from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
@@ -18,7 +19,7 @@ from effuse.core.model import Arch
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Decay
-from effuse.core.spec import Spec, build_text, fallen_back, field_hints, make, replace, spec, text, with_values
+from effuse.core.spec import Spec, field_hints, spec, text
 from effuse.core.task import Task
 from effuse.core.workbench import SERVER
 

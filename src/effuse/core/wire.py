@@ -19,9 +19,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from effuse.core.build import build
 from effuse.core.errors import EffuseError, WireError
+from effuse.core.grammar import parse
 from effuse.core.params import Buffers, Params, finite
-from effuse.core.spec import Spec, build, parse, text
+from effuse.core.spec import Spec, text
 
 SCALARS = (bool, int, float, str)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

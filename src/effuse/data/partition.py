@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from effuse.core.build import with_values
 from effuse.core.data import Dataset, Partition
 from effuse.core.errors import PartitionError
-from effuse.core.spec import spec, with_values
+from effuse.core.spec import spec
 from effuse.data.dealing import Dealt, Random, Units, generator
 
 Count = Annotated[int, Field(ge=1)]

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from torch import nn
 
+from effuse.core.build import with_values
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.model import Arch, Model, fill
 from effuse.core.rng import Stream
-from effuse.core.spec import spec, with_values
+from effuse.core.spec import spec
 from effuse.models.saved import filled, read_arch
 
 

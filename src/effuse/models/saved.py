@@ -9,10 +9,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from effuse.core.build import build
 from effuse.core.errors import EffuseError, ModelError
+from effuse.core.grammar import parse
 from effuse.core.model import Arch, Model, Net, fill
 from effuse.core.params import Buffers, Params
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import text
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

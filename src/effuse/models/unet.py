@@ -10,10 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from effuse.core.build import make
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
 from effuse.core.model import Arch
-from effuse.core.spec import make, spec
+from effuse.core.spec import spec
 from effuse.core.task import Give
 from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_config, write_plain

@@ -6,11 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from effuse.core.build import with_values
 from effuse.core.errors import ModelError
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
-from effuse.core.spec import with_values
 from effuse.models.cut import Cuttable, depthwise, widths_of, written
 from effuse.pruning.groups import OUT, Group, groups_of
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pydantic
 
+from effuse.core.build import build
 from effuse.core.errors import RecipeError, alike, nearest
+from effuse.core.grammar import Call, parse
 from effuse.core.recipe import Recipe, read_manifest
-from effuse.core.spec import Call, build, parse
 from effuse.core.table import Table
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from effuse.core.build import with_values
 from effuse.core.capabilities import Personal
 from effuse.core.errors import RunError
 from effuse.core.files import cache_folder
 from effuse.core.metric import Measurement
 from effuse.core.model import Model
 from effuse.core.rng import Stream
-from effuse.core.spec import with_values
 from effuse.core.workbench import Workbench
 from effuse.fast import machine_for
 from effuse.metrics.cost import figures, layer_macs, macs

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from effuse.core.algorithm import Algorithm, Job
+from effuse.core.build import build
 from effuse.core.federation import Order, T
+from effuse.core.grammar import parse
 from effuse.core.ledger import EDGE_CLOUD, Account
 from effuse.core.spans import span
-from effuse.core.spec import build, parse, text
+from effuse.core.spec import text
 from effuse.core.wire import decode, encode, placed
 from effuse.transport.simulator import InProcess
 from effuse.transport.worker import Receipt

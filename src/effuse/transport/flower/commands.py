@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from effuse.core.build import build_text
 from effuse.core.data import Source
 from effuse.core.errors import FederationError, RecipeError
 from effuse.core.federation import Federation
-from effuse.core.spec import build_text
 from effuse.transport.flower.keys import ClientKeys, ServerKeys
 from effuse.transport.flower.messages import Hello
 from effuse.transport.flower.server import Flower

@@ -1,0 +1,87 @@
+"""The grammar of specs: literals, lists and calls, `label_skew(beta=0.5, mask=True)`.
+
+It is parsed with `ast` and never evaluated.
+"""
+
+import ast
+import dataclasses
+import re
+import threading
+from typing import Any
+
+from effuse.core.errors import RecipeError
+
+LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, filling the memory of whoever parses a manifest is not
+# CPython 3.11 counts the depth of a tree once for all threads: when the collector let another one in halfway, whose message named a
+# network too, both counted on, and the first ended in "AST constructor recursion depth mismatch"
+PARSING = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A parsed `name(args, key=value)` whose target type is not known yet."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+def parse(source: str) -> Any:
+    """Turn text of the grammar into literals, tuples and `Call`s; `hf:NAME` is short for `hf("NAME")`."""
+    prefixed = re.fullmatch(r"([a-z_]+):(\S+)", source.strip())
+    if prefixed:
+        return Call(prefixed[1], (prefixed[2],))
+    try:
+        with PARSING:
+            node = ast.parse(source.strip(), mode="eval").body
+        if (n := _written_out(node)) > LONGEST_LIST:
+            raise RecipeError(f"'{clip(source)}' stands for {n} values, its lists written out; at most {LONGEST_LIST}")
+        return _value(node, source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise RecipeError(f"cannot read '{clip(source)}': expected a literal, a list or name(key=value)") from None
+
+
+def _written_out(node: ast.AST) -> int:
+    """How many values a text stands for: repeated lists multiply when nested, and add up when side by side."""
+    match node:
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return max(1, sum(map(_written_out, items)))
+        case ast.BinOp(left=left, right=ast.Constant(value=int(times))):
+            return _written_out(left) * max(1, times)
+        case ast.Call(args=args, keywords=keywords):
+            return 1 + sum(map(_written_out, args)) + sum(_written_out(k.value) for k in keywords)
+    return 1
+
+
+def _value(node: ast.AST, source: str) -> Any:
+    match node:
+        case ast.Constant(value=int(value)) if value.bit_length() > 64:
+            pass  # nothing here counts that far, and Python refuses to print much longer ones
+        case ast.Constant(value=value) if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value) as operand) if type(value) in (int, float):
+            return -_value(operand, source)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return tuple(_value(item, source) for item in items)
+        case ast.BinOp(op=ast.Mult(), left=ast.List() as left, right=ast.Constant(value=int(times))):
+            items = _value(left, source)
+            return items * times
+        case ast.Name() | ast.Attribute():
+            return Call(_dotted(node, source))
+        case ast.Call(func=func, args=args, keywords=keywords) if all(k.arg for k in keywords):
+            kwargs = tuple((str(k.arg), _value(k.value, source)) for k in keywords)
+            return Call(_dotted(func, source), tuple(_value(a, source) for a in args), kwargs)
+    raise RecipeError(f"'{clip(source)}': '{clip(ast.unparse(node))}' is neither a literal, a list nor name(key=value)")
+
+
+def _dotted(node: ast.AST, source: str) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr):
+            return f"{_dotted(value, source)}.{attr}"
+    raise RecipeError(f"'{clip(source)}': '{clip(ast.unparse(node))}' is not a name")
+
+
+def clip(source: str, limit: int = 120) -> str:
+    return source if len(source) <= limit else source[: limit - 3] + "..."

@@ -1,0 +1,62 @@
+"""Which specs there are: found by importing effuse's packages, and looked up by name."""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+import typing
+from typing import ClassVar, get_origin
+
+from effuse.core.errors import RecipeError, nearest
+from effuse.core.spec import Spec
+
+SPEC_PACKAGES = ("core", "data", "tasks", "diffusion", "models", "privacy", "metrics", "algorithms")
+
+
+def find(base: type, name: str, where: str) -> type:
+    """The subclass of `base` with this name; case and underscores do not matter."""
+    known = registry(base)
+    found = known.get(plain(name))
+    if found is None:
+        kind = "name" if base is Spec else base.name.replace("_", " ")
+        raise RecipeError(f"{where}: no {kind} '{name}'; {nearest(name, (c.name for c in known.values()))}")
+    return found
+
+
+def registry(base: type) -> dict[str, type]:
+    """Every concrete spec below `base`, found by importing effuse's packages; two of one name are an error."""
+    import_packages(SPEC_PACKAGES)
+    known: dict[str, type] = {}
+    queue = [base]
+    while queue:
+        cls = queue.pop()
+        queue.extend(cls.__subclasses__())
+        if not dataclasses.is_dataclass(cls) or getattr(cls, "__abstractmethods__", None) or "__abstract__" in vars(cls):
+            continue
+        if "__dataclass_fields__" not in vars(cls) and (keys := _own_keys(cls)):
+            place, ignored = f"{cls.__module__}: write @spec above class {cls.__qualname__}", ", ".join(keys)
+            raise RecipeError(f"{place}; without it, what it says of {ignored} is ignored")
+        other = known.setdefault(plain(cls.name), cls)
+        if other is not cls and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise RecipeError(f"two {base.__name__}s are called '{cls.name}': {other.__module__} and {cls.__module__}")
+    return known
+
+
+def _own_keys(cls: type) -> list[str]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return [key for key in inspect.get_annotations(cls) if ClassVar not in (hints[key], get_origin(hints[key]))]
+
+
+@functools.cache
+def import_packages(packages: tuple[str, ...]) -> None:
+    """Import every module of the named effuse packages, so that what they define can be found by name."""
+    for package in packages:
+        root = importlib.import_module(f"effuse.{package}")
+        for module in pkgutil.iter_modules(root.__path__, f"{root.__name__}."):
+            importlib.import_module(module.name)
+
+
+def plain(name: str) -> str:
+    """A name as it is looked up."""
+    return name.lower().replace("_", "")

@@ -1,0 +1,34 @@
+"""Specs of the tests' own."""
+
+from typing import Literal
+
+from effuse.core.build import build_text
+from effuse.core.solvers import CosineDecay, Schedule
+from effuse.core.spec import Spec, spec
+
+
+@spec
+class Abacus(Spec):
+    """A spec with one field of every simple kind."""
+
+    beads: int = 3
+    rate: float = 0.5
+    shut: bool = False
+    note: str = "plain"
+    where: str | None = None
+    mode: Literal["slow", "fast"] = "slow"
+    sizes: tuple[int, ...] = ()
+    schedule: Schedule = CosineDecay()
+    inner: Spec | None = None
+
+
+@spec
+class AbacusOfClay(Abacus):
+    """Keys of its own come before those it inherits."""
+
+    clay: int = 1
+    glaze: int = 2
+
+
+def abacus(source: str) -> Abacus:
+    return build_text(source, Abacus, "here")
