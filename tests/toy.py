@@ -20,13 +20,13 @@ from effuse.core.aggregate import Clipped, Krum, Median, Trimmed, by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Given
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ddim

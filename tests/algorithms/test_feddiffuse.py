@@ -21,7 +21,7 @@ from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Task
-from effuse.core.wire import each_params
+from effuse.core.visit import each_params
 from effuse.data.partition import Iid
 from effuse.diffusion.samplers import Ancestral
 from effuse.models.saved import write_plain

@@ -31,12 +31,13 @@ from effuse.core.build import build
 from effuse.core.errors import FederationError, ModelError, RecipeError
 from effuse.core.federation import Federation
 from effuse.core.grammar import parse
+from effuse.core.message import message, message_hints
 from effuse.core.model import Model
 from effuse.core.params import Buffers, Params
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.spec import spec, text
-from effuse.core.wire import decode, encode, message, message_hints
+from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client, Workbench
 from effuse.machines.hollow import Hollow
 from effuse.runs.driver import run

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from effuse.core.ledger import EVALUATION, TRAINING, Account, Ledger, size_of
+from effuse.core.message import message
 from effuse.core.params import Buffers, Params
-from effuse.core.wire import encode, message
+from effuse.core.wire import encode
 
 
 @message

@@ -5,115 +5,24 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from messages import Everything, Leaf, Other, Richer, everything, leaf, same
 from torch import Tensor
 
 import effuse
 from effuse.core.algorithm import Server
 from effuse.core.errors import WireError
-from effuse.core.model import Arch, Model
+from effuse.core.message import message, message_name
+from effuse.core.model import Model
 from effuse.core.params import Buffers, Params
-from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
-from effuse.core.wire import (
-    MESSAGES,
-    check,
-    decode,
-    each_params,
-    encode,
-    is_message,
-    map_params,
-    message,
-    message_name,
-    through_wire,
-)
+from effuse.core.solvers import SGD, CosineDecay
+from effuse.core.visit import through_wire
+from effuse.core.wire import decode, encode
 from effuse.models.unet import DigitsUnet
-
-
-@message
-class Leaf:
-    value: float
-    weights: Params
-
-
-@message
-class Richer(Leaf):
-    extra: int
-
-
-@message
-class Other:
-    word: str
-
-
-@message
-class Everything:
-    flag: bool
-    count: int
-    share: float
-    word: str
-    choice: Literal["a", "b", 3]
-    maybe: Optional[int]
-    number: int | float
-    either: Leaf | Other | None
-    params: Params
-    buffers: Buffers
-    tensor: Tensor
-    nothing: Tensor | None
-    solver: Solver
-    leaf: Leaf
-    by_client: dict[int, Leaf]
-    by_name: dict[str, list[float]]
-    pair: tuple[int, str]
-    sizes: tuple[int, ...]
-    rows: list[tuple[str, Params | None]]
-
-
-def leaf(value: float = 0.5) -> Leaf:
-    return Leaf(value, Params({"w": torch.tensor([value, -value])}))
-
-
-def everything(**changes: Any) -> Everything:
-    values: dict[str, Any] = dict(
-        flag=True,
-        count=2**62,
-        share=0.1,
-        word='quotes " and \\ and ü \u2028',
-        choice="b",
-        maybe=None,
-        number=3,
-        either=Other("x"),
-        params=Params({"z": torch.ones(2, 3), "a": torch.tensor(7.0), "m": torch.zeros(0)}),
-        buffers=Buffers({"n": torch.tensor(5), "mean": torch.tensor([0.25])}),
-        tensor=torch.arange(4, dtype=torch.uint8),
-        nothing=None,
-        solver=Adam(lr=0.1, steps=3, schedule=CosineDecay(floor=0.5)),
-        leaf=leaf(),
-        by_client={7: leaf(1.0), -1: leaf(2.0)},
-        by_name={"": [1.0], "x": []},
-        pair=(4, "four"),
-        sizes=(3, 1, 2),
-        rows=[("p", Params({"w": torch.ones(1)})), ("q", None)],
-    )
-    return Everything(**values | changes)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in type and value, tensors bit by bit, names in order."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, (Params, dict)):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if is_message(type(a)):
-        return all(same(getattr(a, f), getattr(b, f)) for f in type(a).__dataclass_fields__)
-    return a == b
 
 
 def forge(tree: Any, *tensors: Tensor) -> bytes:
@@ -211,57 +120,6 @@ def test_bf16_halves_the_tensors_of_a_blob():
     assert len(encode(value, Params)) - len(encode(value, Params, "bf16")) == pytest.approx(20_000, abs=100)
 
 
-def test_tensors_within_a_message_are_found_and_changed():
-    value = everything(either=leaf(3.0))
-    found = list(each_params(value))
-    assert len(found) == 8 and sum(isinstance(f, Tensor) for f in found) == 1
-    doubled = map_params(value, lambda t: t * 2)
-    assert doubled.by_client[7].weights["w"].tolist() == [2.0, -2.0] and doubled.rows[0][1]["w"].item() == 2.0
-    assert doubled.either.weights["w"].tolist() == [6.0, -6.0] and same(doubled.tensor, value.tensor)
-
-
-def refused(hint: Any) -> None:
-    with pytest.raises(WireError, match="Loose.field"):
-        message(type("Loose", (), {"__annotations__": {"field": hint}, "__module__": __name__}))
-    assert "test_wire.Loose" not in MESSAGES
-
-
-@pytest.mark.parametrize(
-    "hint",
-    [
-        *(Any, object, dict, list, tuple, set[int], bytes, type, complex, dict[str, Any], list[object], tuple[Any, ...]),
-        *(dict[float, int], dict[tuple[int, int], int], Optional[dict], int | Any, Literal["a", None], torch.nn.Module),
-    ],
-    ids=str,
-)
-def test_an_open_annotation_is_refused_where_it_is_declared(hint):
-    refused(hint)
-
-
-@pytest.mark.parametrize(
-    "hint",
-    [
-        *(int | Tensor, float | Tensor | None, Params | Buffers, list[int] | Params, list[int] | tuple[int, ...]),
-        *(str | Solver, Solver | Arch, Leaf | dict[str, int], Literal["a"] | Solver),
-    ],
-    ids=str,
-)
-def test_a_union_whose_members_look_alike_is_refused(hint):
-    refused(hint)
-
-
-def test_unions_that_can_be_told_apart_are_not():
-    plain = int | float | str | bool | None
-    for hint in (plain, Params | None, Leaf | Other, Tensor | str, Literal["a"] | str, Solver | int):
-        check(hint, "here")
-
-
-def test_two_messages_of_one_name_are_an_error():
-    with pytest.raises(WireError, match="two messages are called 'test_wire.Leaf': in .* and in elsewhere.test_wire"):
-        message(type("Leaf", (), {"__annotations__": {"x": int}, "__module__": "elsewhere.test_wire"}))
-    assert MESSAGES["test_wire.Leaf"] is Leaf
-
-
 @pytest.mark.parametrize(
     "change, place",
     [
@@ -304,9 +162,9 @@ def test_a_value_that_is_not_what_was_declared_is_not_sent(change, place):
 @pytest.mark.parametrize(
     "field, tree",
     [
-        ("", "test_wire.Nothing"),
+        ("", "messages.Nothing"),
         ("", "os.system"),
-        ("", "test_wire.Other"),
+        ("", "messages.Other"),
         ("", []),
         ("", {}),
         ("", None),
@@ -324,7 +182,7 @@ def test_a_value_that_is_not_what_was_declared_is_not_sent(change, place):
         ("choice", "c"),
         ("choice", True),
         ("maybe", "x"),
-        ("either", {"": "test_wire.Everything"}),
+        ("either", {"": "messages.Everything"}),
         ("either", {"": []}),
         ("either", {}),
         ("either", 3),
@@ -383,7 +241,7 @@ def test_decoding_is_closed(field, tree):
 def test_a_missing_field_is_refused():
     whole = tree_of(Leaf(1.0, Params({})), Leaf)
     del whole["value"]
-    with pytest.raises(WireError, match=r"the fields \['weights'\], not those of test_wire.Leaf: \['value', 'weights'\]"):
+    with pytest.raises(WireError, match=r"the fields \['weights'\], not those of messages.Leaf: \['value', 'weights'\]"):
         decode(forge(whole), Leaf)
 
 
@@ -419,7 +277,7 @@ def test_non_finite_tensors_are_refused(bad, dtype):
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 400])
 def test_non_finite_numbers_are_refused(word):
     with pytest.raises(WireError):
-        decode(forge(f'{{"": "test_wire.Leaf", "value": {word}, "weights": [0]}}'), Leaf)
+        decode(forge(f'{{"": "messages.Leaf", "value": {word}, "weights": [0]}}'), Leaf)
 
 
 def test_size_is_limited():
@@ -491,7 +349,7 @@ def test_damaged_structure_never_causes_anything_but_a_wire_error():
     blob = encode(everything(either=leaf()), Everything)
     tensors = [t for _, t in sorted(safetensors.torch.load(blob).items())]
     junk = [None, True, -1, 0, 3, 10**400, 0.5, "", "x", "sgd", "5", [], [0], [0, "w"], [[]], {}, {"": []}, {"1": 1}]
-    junk += [{"": "test_wire.Leaf"}]
+    junk += [{"": "messages.Leaf"}]
 
     def variants(node: Any):
         yield from (j for j in junk if type(j) is not type(node) or j != node)

@@ -14,11 +14,11 @@ from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.capabilities import StopsEarly
 from effuse.core.errors import EffuseError, FederationError, RunError, WireError
 from effuse.core.federation import Federation, Order
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import Params, mean
 from effuse.core.solvers import Adam
 from effuse.core.spec import spec
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 from effuse.runs.driver import resume, run
 from effuse.tools.check import check

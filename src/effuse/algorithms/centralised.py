@@ -3,11 +3,11 @@
 from effuse.core.algorithm import Server
 from effuse.core.capabilities import Averages
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import Params
 from effuse.core.solvers import Solver
 from effuse.core.spec import spec
-from effuse.core.wire import message
 
 
 @message(name="centralised.server")

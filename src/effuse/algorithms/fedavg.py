@@ -8,10 +8,10 @@ from effuse.core.aggregate import Average, Reducer, by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation, cohort_size
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.solvers import Solver
 from effuse.core.spec import spec
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 

@@ -13,13 +13,13 @@ from effuse.core.algorithm import FEDERATE, Server
 from effuse.core.capabilities import StopsEarly
 from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation
+from effuse.core.message import message
 from effuse.core.metric import Images, Subject
 from effuse.core.model import Model
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Constant, Solver
 from effuse.core.spec import Spec, spec
-from effuse.core.wire import message
 from effuse.core.workbench import SERVER
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.distances import Moments, frechet, moments, solved

@@ -12,10 +12,10 @@ from effuse.core.algorithm import Server, on_client
 from effuse.core.capabilities import Personal
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import Params
 from effuse.core.spec import spec
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 PARTS = ("encoder", "bottleneck", "decoder")

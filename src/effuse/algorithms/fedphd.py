@@ -15,12 +15,12 @@ from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.capabilities import Discloses, Hierarchical
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import mean
 from effuse.core.solvers import Solver
 from effuse.core.spec import spec
 from effuse.core.task import Given
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 from effuse.privacy.histogram import Disclosure, Exact
 from effuse.pruning.prune import cut, group_weights, prune

@@ -9,9 +9,9 @@ from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.shared.synthesis import Gathering, Synthesising, joined
 from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.spec import spec
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 SHARING = "sharing"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from effuse.core.algorithm import Server, on_client
 from effuse.core.capabilities import Personal
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.solvers import Solver
 from effuse.core.spec import spec
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 

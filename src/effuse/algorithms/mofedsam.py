@@ -11,12 +11,12 @@ from effuse.core.aggregate import Average
 from effuse.core.algorithm import Server, on_client
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import Mean, Params
 from effuse.core.solvers import SGD
 from effuse.core.spec import spec
 from effuse.core.task import Given
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 

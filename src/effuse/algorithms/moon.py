@@ -14,10 +14,10 @@ from effuse.core.algorithm import Server, on_client
 from effuse.core.capabilities import Companions
 from effuse.core.errors import RecipeError
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.model import Model, Net
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Given
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 

@@ -16,10 +16,11 @@ from pydantic import Field, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from effuse.core.errors import FederationError
+from effuse.core.message import is_message
 from effuse.core.model import Model
 from effuse.core.params import Mean, Params
 from effuse.core.spec import Spec, spec
-from effuse.core.wire import each_params, is_message, through_wire
+from effuse.core.visit import each_params, through_wire
 
 Rule = Callable[[Tensor], Tensor]  # one tensor of every reply, stacked, to one tensor
 

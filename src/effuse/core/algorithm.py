@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from effuse.core.errors import FederationError, WireError
+from effuse.core.message import check, is_message, message
 from effuse.core.model import Model
 from effuse.core.solvers import Solver
 from effuse.core.spec import Spec, spec
-from effuse.core.wire import check, is_message, message
 
 if typing.TYPE_CHECKING:
     from effuse.core.federation import Federation

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.message import message
 from effuse.core.metric import Images
 from effuse.core.model import Model
 from effuse.core.params import Params
 from effuse.core.sampler import Sampler
-from effuse.core.wire import message
 from effuse.core.workbench import Client
 
 if TYPE_CHECKING:

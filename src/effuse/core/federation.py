@@ -11,8 +11,9 @@ from effuse.core.capabilities import Hierarchical
 from effuse.core.data import Shard
 from effuse.core.errors import FederationError, ModelError
 from effuse.core.ledger import CLIENT_EDGE, CLIENT_SERVER, EDGE_CLOUD, EVALUATION, TRAINING, Account, Ledger
+from effuse.core.message import message
 from effuse.core.rng import Stream, stream
-from effuse.core.wire import message, through_wire
+from effuse.core.visit import through_wire
 from effuse.core.workbench import SERVER, Workbench
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from effuse.core.params import Params
-from effuse.core.wire import each_params
+from effuse.core.visit import each_params
 
 QUANTITIES = ("parameters", "bytes", "wire_bytes", "messages")
 DIRECTIONS = ("up", "down")

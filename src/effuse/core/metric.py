@@ -11,8 +11,8 @@ from torch import Tensor
 
 from effuse.core.data import Dataset
 from effuse.core.errors import TrainingError
+from effuse.core.message import message
 from effuse.core.spec import Spec, spec
-from effuse.core.wire import message
 
 Protocol: TypeAlias = dict[str, str | int | float | bool | None]
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from effuse.core.build import with_values
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
+from effuse.core.message import message
 from effuse.core.params import Buffers, Params, named_values
 from effuse.core.rng import Stream, keyed
 from effuse.core.spec import Spec, spec
-from effuse.core.wire import message
 
 
 @spec

@@ -3,16 +3,12 @@
 Encoding and decoding follow the annotations. A blob is one safetensors file whose metadata holds the JSON.
 """
 
-import dataclasses
-import functools
-import itertools
 import json
 import math
 import re
 import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin
 
 import safetensors.torch
 import torch
@@ -22,108 +18,23 @@ from torch import Tensor
 from effuse.core.build import build
 from effuse.core.errors import EffuseError, WireError
 from effuse.core.grammar import parse
+from effuse.core.message import MESSAGES, is_message, is_plain, json_form, message_hints, message_name
 from effuse.core.params import Buffers, Params, finite
 from effuse.core.spec import Spec, text
+from effuse.core.visit import map_params, narrowed, widened
 
-SCALARS = (bool, int, float, str)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 NAMES = {  # what safetensors calls them
     torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-MESSAGES: dict[str, type] = {}
-
-
-@typing.overload
-def message(cls: type) -> type: ...
-@typing.overload
-def message(*, name: str) -> Callable[[type], type]: ...
-@dataclass_transform(frozen_default=True, eq_default=False)
-def message(cls: type | None = None, *, name: str | None = None) -> Any:
-    """Declare a type that may cross the wire or be saved: a frozen dataclass whose annotations are all closed.
-
-    `name` is what it is called there. Without one it is made of module and class, and a move of either would change it.
-    """
-    if cls is None:
-        return functools.partial(message, name=name)
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    made.__wire_name__ = name or f"{made.__module__.rpartition('.')[2]}.{made.__qualname__}"
-    for field, hint in message_hints(made).items():
-        check(hint, f"{made.__qualname__}.{field}")
-    other = MESSAGES.setdefault(message_name(made), made)
-    if (other.__module__, other.__qualname__) != (made.__module__, made.__qualname__):
-        raise WireError(f"two messages are called '{message_name(made)}': in {other.__module__} and in {made.__module__}")
-    MESSAGES[message_name(made)] = made
-    return made
-
-
-def message_name(cls: type) -> str:
-    """What a message type is called on the wire."""
-    return str(cls.__wire_name__)
-
-
-def is_message(cls: Any) -> bool:
-    return isinstance(cls, type) and MESSAGES.get(getattr(cls, "__wire_name__", None)) is cls
-
-
-@functools.cache
-def message_hints(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
-
-
-def check(hint: Any, where: str) -> None:
-    """Refuse an annotation that would let anything pass."""
-    origin, args = get_origin(hint), get_args(hint)
-    if hint in (None, type(None), Tensor, Params, Buffers, *SCALARS) or is_message(hint):
-        return
-    if isinstance(hint, type) and issubclass(hint, Spec):
-        return
-    if origin is Literal and all(isinstance(a, SCALARS) for a in args):
-        return
-    if origin in (Union, types.UnionType, list, tuple) and args:
-        for arg in args:
-            if arg is not Ellipsis:
-                check(arg, where)
-        if origin not in (list, tuple):
-            _check_distinct(args, where)
-        return
-    if origin is dict and args and args[0] in (int, str):
-        return check(args[1], where)
-    raise WireError(
-        f"{where} is annotated {hint!r}, which may not cross the wire; use numbers, text, Params, tensors, messages, "
-        "or lists, tuples and dicts of them with their types spelt out"
-    )
-
-
-def _check_distinct(args: tuple[Any, ...], where: str) -> None:
-    """Refuse a union whose members look alike as JSON: nobody could say which one was written."""
-    for a, b in itertools.combinations(args, 2):
-        alike = _form(a) is not None and _form(a) is _form(b)
-        if alike and not (_plain(a) and _plain(b)) and not (is_message(a) and is_message(b)):
-            raise WireError(f"{where} may be {a!r} or {b!r}, which look alike on the wire; use two fields")
-
-
-def _plain(hint: Any) -> bool:
-    """Whether JSON holds a value of the annotated type as it is."""
-    return hint in (None, type(None), *SCALARS) or get_origin(hint) is Literal
-
-
-def _form(hint: Any) -> type | None:
-    """What a value of the annotated type looks like as JSON."""
-    if is_message(hint):
-        return dict
-    if isinstance(hint, type) and issubclass(hint, Spec):
-        return str
-    forms = {Tensor: int, float: int, Params: list, Buffers: list, tuple: list, int: int, str: str, list: list, dict: dict}
-    return type(get_args(hint)[0]) if get_origin(hint) is Literal else forms.get(get_origin(hint) or hint)
 
 
 def encode(value: Any, hint: Any, wire: str = "fp32", marks: Mapping[str, str] | None = None) -> bytes:
     """Bytes of a value of the annotated type; `marks` are put into the header, where `marks_in` reads them undecoded."""
     tensors: list[Tensor] = []
-    tree = _pack(map_params(value, _narrowed) if wire == "bf16" else value, hint, tensors, "message")
+    tree = _pack(map_params(value, narrowed) if wire == "bf16" else value, hint, tensors, "message")
     return _saved(tensors, json.dumps(tree, allow_nan=False, separators=(",", ":")), marks or {})
 
 
@@ -176,62 +87,6 @@ def marks_in(blob: bytes) -> dict[str, str]:
         return {name: str(value) for name, value in metadata.items() if name != "effuse"}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(f"the header of {len(blob)} bytes cannot be read: {type(error).__name__}: {error}") from None
-
-
-def through_wire(value: Any, wire: str) -> Any:
-    """What arrives when `value` is sent: the simulator's stand-in for encoding and decoding."""
-    return map_params(value, lambda t: _widened(_narrowed(t))) if wire == "bf16" else value
-
-
-def each_params(value: Any) -> Iterator[Params | Tensor]:
-    """Every Params and every bare tensor within a message, for whoever counts or watches them."""
-    if isinstance(value, (Params, Tensor)):
-        yield value
-    elif is_message(type(value)):
-        for field in dataclasses.fields(value):
-            yield from each_params(getattr(value, field.name))
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from each_params(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from each_params(item)
-
-
-def placed(value: Any, device: torch.device) -> Any:
-    """The same message with every tensor on a device."""
-    if isinstance(value, Params):
-        return value.to(device)
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return _rebuilt(value, lambda item: placed(item, device))
-
-
-def copied(value: Any) -> Any:
-    """The same message with tensors of its own."""
-    if isinstance(value, Params):
-        return value.map(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
-    if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
-    return _rebuilt(value, copied)
-
-
-def map_params(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same message with every tensor of its Params changed."""
-    if isinstance(value, Params):
-        return value.map(change)
-    return _rebuilt(value, lambda item: map_params(item, change))
-
-
-def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A message or container with each of its items changed; anything else as it is."""
-    if is_message(type(value)):
-        return type(value)(**{f.name: change(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    if isinstance(value, dict):
-        return {k: change(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(change(v) for v in value)
-    return value
 
 
 def _pack(value: Any, hint: Any, tensors: list[Tensor], where: str) -> Any:
@@ -292,7 +147,7 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
         taken = {n: take(tree[0] + i) for i, n in enumerate(tree[1:])}
         for tensor in taken.values():
             _check_kind(tensor, hint, where)
-        return hint({n: _widened(t) for n, t in taken.items()})
+        return hint({n: widened(t) for n, t in taken.items()})
     if isinstance(hint, type) and issubclass(hint, Spec):
         if not isinstance(tree, str):
             raise WireError(f"{where} is {type(tree).__name__}, but a {hint.name} is declared")
@@ -347,14 +202,6 @@ def _named(tree: Any, hint: type) -> type | None:
     return cls if cls is not None and issubclass(cls, hint) else None
 
 
-def _narrowed(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-
-
 def _fits(value: Any, hint: Any) -> bool:
     origin = get_origin(hint)
     if hint is None or hint is type(None):
@@ -380,10 +227,10 @@ def _member(value: Any, args: tuple[Any, ...], where: str) -> Any:
 def _tree_member(tree: Any, args: tuple[Any, ...], where: str) -> Any:
     """Which member of a union a JSON tree was written for."""
     for arg in _ints_first(args):
-        if _plain(arg):
+        if is_plain(arg):
             fits = _fits(tree, arg)
         else:
-            fits = _named(tree, arg) is not None if is_message(arg) else type(tree) is _form(arg)
+            fits = _named(tree, arg) is not None if is_message(arg) else type(tree) is json_form(arg)
         if fits:
             return arg
     raise WireError(f"{where} fits none of the declared types")

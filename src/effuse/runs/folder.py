@@ -15,10 +15,11 @@ from effuse.core.build import with_values
 from effuse.core.errors import RunError, WireError
 from effuse.core.files import held, sync_file, write_atomically, writing
 from effuse.core.ledger import EVALUATION
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import field_hints, text
-from effuse.core.wire import decode, encode, message
+from effuse.core.wire import decode, encode
 from effuse.runs.records import Result, RoundRecord
 from effuse.runs.release import versions
 from effuse.transport.state import MARKS, saved_by_another

@@ -21,7 +21,7 @@ from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.core.rng import stream
 from effuse.core.spans import span
-from effuse.core.wire import placed
+from effuse.core.visit import placed
 from effuse.core.workbench import SERVER
 from effuse.fast import keep, machines_for
 from effuse.metrics.cost import costs, figures

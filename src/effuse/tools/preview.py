@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any, get_args
 
 from effuse.core.ledger import EVALUATION, TRAINING, Account
+from effuse.core.message import is_message, message_hints
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
-from effuse.core.wire import is_message, message_hints
 from effuse.tools.check import rehearse
 from effuse.transport.flower.messages import Hello
 from effuse.transport.flower.site import Site

@@ -10,7 +10,8 @@ from effuse.core.grammar import parse
 from effuse.core.ledger import EDGE_CLOUD, Account
 from effuse.core.spans import span
 from effuse.core.spec import text
-from effuse.core.wire import decode, encode, placed
+from effuse.core.visit import placed
+from effuse.core.wire import decode, encode
 from effuse.transport.simulator import InProcess
 from effuse.transport.worker import Receipt
 

@@ -15,8 +15,9 @@ import torch
 
 from effuse.core.blame import blamed
 from effuse.core.machine import Machine, Meter
+from effuse.core.message import message
 from effuse.core.recipe import Recipe
-from effuse.core.wire import encode, message
+from effuse.core.wire import encode
 from effuse.core.workbench import Client
 from effuse.fast import machines_for
 from effuse.transport.simulator import on_disk

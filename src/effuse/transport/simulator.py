@@ -15,7 +15,7 @@ from effuse.core.machine import Machine
 from effuse.core.params import Params
 from effuse.core.recipe import Recipe
 from effuse.core.spans import span
-from effuse.core.wire import each_params, through_wire
+from effuse.core.visit import each_params, through_wire
 from effuse.core.workbench import Client, Workbench
 from effuse.transport.slots import in_slots
 from effuse.transport.state import Snapshots

@@ -8,8 +8,10 @@ from torch import Tensor
 import effuse
 from effuse.core.errors import FederationError, WireError
 from effuse.core.files import sync_file, write_atomically, writing
+from effuse.core.message import MESSAGES, is_message, message_name
 from effuse.core.params import Buffers, Params
-from effuse.core.wire import MESSAGES, decode, each_params, encode, is_message, marks_in, message_name
+from effuse.core.visit import each_params
+from effuse.core.wire import decode, encode, marks_in
 
 FORMAT = "2"  # of checkpoints and client states; raised when this version can no longer read what another saved
 MARKS = {"format": FORMAT, "version": effuse.__version__}  # in the header of both

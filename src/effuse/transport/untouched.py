@@ -6,7 +6,7 @@ from torch import Tensor
 
 from effuse.core.errors import FederationError
 from effuse.core.params import Params
-from effuse.core.wire import each_params
+from effuse.core.visit import each_params
 
 
 class Untouched:

@@ -5,9 +5,11 @@ from typing import Any
 
 from effuse.core.algorithm import Algorithm, fields_of, job_of
 from effuse.core.federation import Order
+from effuse.core.message import message
 from effuse.core.rng import stream
 from effuse.core.spans import span
-from effuse.core.wire import copied, decode, encode, message, placed
+from effuse.core.visit import copied, placed
+from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client
 from effuse.transport.state import Snapshots, bytes_in
 from effuse.transport.untouched import Untouched

@@ -15,12 +15,12 @@ from effuse.core.capabilities import Draws
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.federation import Federation
+from effuse.core.message import message
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Constant, Solver
 from effuse.core.spec import spec
-from effuse.core.wire import message
 from effuse.core.workbench import Client, Workbench
 from effuse.diffusion.samplers import Ancestral
 

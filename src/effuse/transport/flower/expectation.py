@@ -12,12 +12,13 @@ from effuse.core.algorithm import Job, fields_of
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import EffuseError, WireError
 from effuse.core.ledger import size_of
+from effuse.core.message import is_message
 from effuse.core.model import Arch, Model
 from effuse.core.params import Params
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.spec import text
-from effuse.core.wire import each_params, is_message, map_params, placed
+from effuse.core.visit import each_params, map_params, placed
 from effuse.core.workbench import Client
 from effuse.machines.hollow import Hollow
 

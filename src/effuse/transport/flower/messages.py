@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from effuse.core.errors import EffuseError
-from effuse.core.wire import message
+from effuse.core.message import message
 
 HELLO, ORDER, FAREWELL = "hello", "order", "farewell"  # from the server
 ENROLLED, ANSWER, REFUSAL = "enrolled", "answer", "refusal"  # from a site

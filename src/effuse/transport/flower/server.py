@@ -9,7 +9,8 @@ from typing import Any, Self
 from effuse.core.algorithm import Job
 from effuse.core.errors import EffuseError, FederationError, QuorumError, WireError
 from effuse.core.federation import Federation, Order
-from effuse.core.wire import decode, encode, placed
+from effuse.core.visit import placed
+from effuse.core.wire import decode, encode
 from effuse.core.workbench import Workbench
 from effuse.transport.flower.expectation import Expectation
 from effuse.transport.flower.inbox import Spool
