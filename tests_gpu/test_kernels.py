@@ -16,8 +16,9 @@ from effuse.core.solvers import Adam
 from effuse.fast.graph.captured import KERNELS, Captured
 from effuse.fast.layout import for_tensor_cores
 from effuse.fast.ops.attention import linear_attention
+from effuse.fast.ops.bias import channel_sums, plus_kernel
 from effuse.fast.ops.dropout import dropped, kept, places
-from effuse.fast.ops.norm import channel_sums, norm, plus_kernel
+from effuse.fast.ops.norm import norm
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import CifarUnet, Unet
 from effuse.pruning.prune import cut

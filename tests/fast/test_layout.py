@@ -14,7 +14,7 @@ from effuse.core.model import Arch
 from effuse.fast.layout import for_tensor_cores
 from effuse.fast.ops.conv import AlignedConv2d, AlignedConvTranspose2d, _padded, channels_last, doubled
 from effuse.fast.ops.dropout import KeyedDropout, seed_of
-from effuse.fast.ops.norm import aligned
+from effuse.fast.ops.products import aligned
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import CifarUnet, Unet
 from effuse.pruning.prune import cut

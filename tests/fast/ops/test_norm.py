@@ -4,9 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from effuse.fast.ops.bias import channel_sums, plus, plus_kernel
 from effuse.fast.ops.dropout import dropped
 from effuse.fast.ops.kernels import available
-from effuse.fast.ops.norm import channel_sums, empty_rows, linear, norm, plus, plus_kernel, rows, side_by_side
+from effuse.fast.ops.norm import norm
+from effuse.fast.ops.products import linear, side_by_side
+from effuse.fast.ops.rows import empty_rows, rows
 
 LAST = torch.channels_last
 # channels, side, groups; shift, gelu before, SiLU after, rate
@@ -106,7 +109,7 @@ def test_a_sum_is_rounded_once_and_its_bias_not_at_all():
 
 
 def test_a_frozen_bias_is_not_summed(monkeypatch):
-    monkeypatch.setattr("effuse.fast.ops.norm.channel_sums", None)
+    monkeypatch.setattr("effuse.fast.ops.bias.channel_sums", None)
     x = torch.ones(2, 3, 2, 2, requires_grad=True)
     plus(x, torch.zeros(3)).sum().backward()
     linear(x, torch.eye(2), torch.zeros(2)).sum().backward()

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from effuse.core.task import Give
 from effuse.fast.ops.attention import linear_attention
 from effuse.fast.ops.conv import joined
-from effuse.fast.ops.norm import normed, side_by_side
+from effuse.fast.ops.norm import normed
+from effuse.fast.ops.products import side_by_side
 from effuse.models.convnext_unet import HEADS, Block, ConvNeXtUNet, LinearAttention
 
 

@@ -10,8 +10,10 @@ from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
 from effuse.core.task import Give
+from effuse.fast.ops.bias import plus
 from effuse.fast.ops.conv import doubled, joined
-from effuse.fast.ops.norm import FusedGroupNormSiLU, aligned, normed, plus, side_by_side
+from effuse.fast.ops.norm import FusedGroupNormSiLU, normed
+from effuse.fast.ops.products import aligned, side_by_side
 from effuse.models.unet import network_class
 
 Network: Any = network_class()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from effuse.fast.ops.kernels import kernels_for
-from effuse.fast.ops.norm import empty_rows, rows
+from effuse.fast.ops.rows import empty_rows, rows
 
 
 @torch.library.custom_op("effuse::linear_attention", mutates_args=())

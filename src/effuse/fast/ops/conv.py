@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from effuse.fast.ops.bias import plus
 from effuse.fast.ops.kernels import ALIGNED
-from effuse.fast.ops.norm import normed, plus
+from effuse.fast.ops.norm import normed
 
 
 class _ChannelsLast(torch.autograd.Function):

@@ -29,7 +29,8 @@ def available(device: torch.device) -> bool:
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
     from effuse.fast.ops.attention import linear_attention, linear_attention_backward
-    from effuse.fast.ops.norm import channel_sums, norm, norm_backward, plus_kernel
+    from effuse.fast.ops.bias import channel_sums, plus_kernel
+    from effuse.fast.ops.norm import norm, norm_backward
 
     try:
         x, ones = torch.zeros(1, 96, 4, 4, dtype=torch.bfloat16, device=device), torch.ones(96, device=device)
