@@ -37,7 +37,7 @@ def _mixed(h: Tensor) -> Tensor:
 
 
 def kept(seed: Tensor, layer: int, rate: float, index: Tensor) -> Tensor:
-    """Which elements stay; the kernels of `kernels/norm.py` compute the same, bit by bit."""
+    """Which elements stay; the kernels of `kernels/elements.py` compute the same, bit by bit."""
     second = _mixed((seed >> 32 ^ salt(layer)) & WORD)
     first = _mixed(seed + second & WORD)
     second = _mixed(first ^ second)  # or one step's mask would be another's, moved

@@ -10,65 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from effuse.fast.ops.dropout import salt, threshold
+from effuse.fast.ops.kernels.elements import gelu, gelu_slope, kept, keys, sigmoid
 from effuse.fast.ops.kernels.tiling import tiling
-
-
-@triton.jit
-def _mixed(h):
-    h ^= h >> 16
-    h *= 0x7FEB352D
-    h ^= h >> 15
-    h *= 0x846CA68B
-    h ^= h >> 16
-    return h
-
-
-@triton.jit
-def _keys(seed_ptr, salt):
-    seed = tl.load(seed_ptr)
-    second = _mixed((seed >> 32).to(tl.uint32) ^ salt.to(tl.uint32))
-    first = _mixed(seed.to(tl.uint32) + second)
-    return first, _mixed(first ^ second)
-
-
-@triton.jit
-def _kept(index, first, second, threshold):
-    h = index.to(tl.uint32) * 0x9E3779B1 + first
-    h ^= h >> 15
-    h = (h * 0x7FEB352D) ^ second
-    h ^= h >> 16
-    h *= 0x846CA68B
-    return (h >> 8).to(tl.int32) >= threshold
-
-
-@triton.jit
-def _sigmoid(z):
-    # a quarter fewer instructions than a division by 1 + exp(-z), which guards against numbers that do not occur
-    r = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))
-    return r * r
-
-
-@triton.jit
-def _normal(u):
-    # the normal distribution function, to 5e-7 in fp32 (from erf by Abramowitz and Stegun, 7.1.26), and exp(-u u / 2), which it
-    # needs anyway: half the instructions of erf, which takes both of its branches
-    r = tl.rsqrt(1.0 + 0.231641888 * tl.abs(u))
-    t = r * r
-    e = tl.exp2(u * u * -0.7213475204444817)
-    tail = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))) * e
-    return tl.where(u < 0.0, tail, 1.0 - tail), e
-
-
-@triton.jit
-def _gelu(u):
-    below, _ = _normal(u)
-    return u * below
-
-
-@triton.jit
-def _gelu_slope(u):
-    below, e = _normal(u)
-    return below + u * 0.3989422804014327 * e
 
 
 @triton.jit
@@ -112,9 +55,9 @@ def _write(
     at = row[:, None] * C + c[None, :]
     y = u * a[None, :] + b[None, :]
     if AFTER:
-        y *= _sigmoid(y)
+        y *= sigmoid(y)
     if DROP:
-        y = tl.where(_kept(base + at, first, second, threshold), y * scale, 0.0)
+        y = tl.where(kept(base + at, first, second, threshold), y * scale, 0.0)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -128,7 +71,7 @@ def norm_forward(
     lane, c, on, shift = _columns(shift_ptr, image, C, SROW, CHUNK, BC, SHIFT)
     first, second = 0, 0
     if DROP:
-        first, second = _keys(seed_ptr, salt)
+        first, second = keys(seed_ptr, salt)
     x_ptr += image.to(tl.int64) * P * ROW
     y_ptr += image.to(tl.int64) * P * C
     base = image * P * C
@@ -137,7 +80,7 @@ def norm_forward(
         inside = (p < P)[:, None] & on[None, :]
         u = _read(x_ptr, p, inside, c, shift, ROW, BEFORE)
         if BEFORE:
-            u = _gelu(u)
+            u = gelu(u)
         own = tl.sum(tl.where(inside, u, 0.0), 0) / P
         off = tl.where(inside, u - own[None, :], 0.0)
         spread = tl.sum(off * off, 0)
@@ -145,7 +88,7 @@ def norm_forward(
         # sums about the first position's value lose no digits to a mean far from zero
         pivot = tl.load(x_ptr + c, mask=on, other=0.0).to(tl.float32)
         if BEFORE:
-            pivot = _gelu(pivot + shift)
+            pivot = gelu(pivot + shift)
         s = tl.zeros([BP, BC], tl.float32)
         q = tl.zeros([BP, BC], tl.float32)
         for start in range(0, P, BP):
@@ -153,7 +96,7 @@ def norm_forward(
             inside = (row < P)[:, None] & on[None, :]
             u = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
             if BEFORE:
-                u = _gelu(u)
+                u = gelu(u)
             off = tl.where(inside, u - pivot[None, :], 0.0)
             s += off
             q += off * off
@@ -183,7 +126,7 @@ def norm_forward(
             inside = (row < P)[:, None] & on[None, :]
             u = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
             if BEFORE:
-                u = _gelu(u)
+                u = gelu(u)
             _write(u, y_ptr, row, inside, c, a, b, first, second, threshold, scale, base, C, AFTER, DROP)
 
 
@@ -195,10 +138,10 @@ def _slope(
     # the gradient of a u + b
     g = tl.load(dy_ptr + row[:, None] * DROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
     if DROP:
-        g = tl.where(_kept(base + row[:, None] * C + c[None, :], first, second, threshold), g * scale, 0.0)
+        g = tl.where(kept(base + row[:, None] * C + c[None, :], first, second, threshold), g * scale, 0.0)
     if AFTER:
         z = u * a[None, :] + b[None, :]
-        s = _sigmoid(z)
+        s = sigmoid(z)
         g = g * s * (1.0 + z * (1.0 - s))
     return g
 
@@ -223,7 +166,7 @@ def norm_backward(
     k = -mean * rstd  # normalised: u rstd + k
     first, second = 0, 0
     if DROP:
-        first, second = _keys(seed_ptr, salt)
+        first, second = keys(seed_ptr, salt)
     x_ptr += image.to(tl.int64) * P * ROW
     dy_ptr += image.to(tl.int64) * P * DROW
     dx_ptr += image.to(tl.int64) * P * C
@@ -234,7 +177,7 @@ def norm_backward(
         v = _read(x_ptr, p, inside, c, shift, ROW, BEFORE)
         u = v
         if BEFORE:
-            u = _gelu(v)
+            u = gelu(v)
         g = _slope(u, dy_ptr, p, inside, c, a, b, first, second, threshold, scale, base, C, DROW, AFTER, DROP)
         dw = tl.sum(g * (u * rstd[None, :] + k[None, :]), 0)
         db = tl.sum(g, 0)
@@ -246,7 +189,7 @@ def norm_backward(
             inside = (row < P)[:, None] & on[None, :]
             u = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
             if BEFORE:
-                u = _gelu(u)
+                u = gelu(u)
             g = _slope(u, dy_ptr, row, inside, c, a, b, first, second, threshold, scale, base, C, DROW, AFTER, DROP)
             sw += g * (u * rstd[None, :] + k[None, :])
             sb += g
@@ -263,7 +206,7 @@ def norm_backward(
     if WHOLE:
         d = g * a[None, :] + u * e[None, :] + f[None, :]
         if BEFORE:
-            d *= _gelu_slope(v)
+            d *= gelu_slope(v)
         tl.store(dx_ptr + p[:, None] * C + c[None, :], d.to(dx_ptr.dtype.element_ty), mask=inside)
         if SHIFT:
             tl.store(sums_ptr + 2 * C + c, tl.sum(tl.where(inside, d, 0.0), 0), mask=on)
@@ -275,11 +218,11 @@ def norm_backward(
             v = _read(x_ptr, row, inside, c, shift, ROW, BEFORE)
             u = v
             if BEFORE:
-                u = _gelu(v)
+                u = gelu(v)
             g = _slope(u, dy_ptr, row, inside, c, a, b, first, second, threshold, scale, base, C, DROW, AFTER, DROP)
             d = g * a[None, :] + u * e[None, :] + f[None, :]
             if BEFORE:
-                d *= _gelu_slope(v)
+                d *= gelu_slope(v)
             tl.store(dx_ptr + row[:, None] * C + c[None, :], d.to(dx_ptr.dtype.element_ty), mask=inside)
             if SHIFT:
                 sd += tl.where(inside, d, 0.0)
