@@ -12,8 +12,8 @@ from effuse.core.recipe import Evaluate
 from effuse.core.spec import spec
 from effuse.data.dirichlet import QuantitySkew
 from effuse.diffusion.samplers import Ddim
-from effuse.fast.graph.captured import TrainingStep
 from effuse.fast.graph.sampling import Evaluation
+from effuse.fast.graph.step import TrainingStep
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
 from effuse.runs.driver import run

@@ -6,8 +6,9 @@ import torch
 
 from effuse.core.errors import RecipeError
 from effuse.core.recipe import Recipe
-from effuse.fast.graph.captured import Captured, draws_inside
+from effuse.fast.graph.captured import Captured
 from effuse.fast.graph.compiled import keep_compiled
+from effuse.fast.graph.step import draws_inside
 from effuse.fast.layout import for_tensor_cores
 from effuse.machines.eager import Eager
 
