@@ -1,7 +1,6 @@
 """A site's end of Flower: outbound requests only, no listening port, and no code that anybody sends is ever run."""
 
 import contextlib
-import email.utils
 import queue
 import threading
 import time
@@ -36,6 +35,7 @@ from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, pus
 from effuse.transport.flower.keys import ClientKeys
 from effuse.transport.flower.messages import ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Refusal
 from effuse.transport.flower.site import Site, told
+from effuse.transport.flower.trouble import Gone, Refused, clocks_apart, code_of, in_short
 
 POLL, SLOWEST = 0.2, 3.0  # seconds between looks for a letter
 IDLE_SHARE = 0.05  # of the time since the last letter: who waits long looks less often, and rounds get hardly longer
@@ -44,18 +44,6 @@ AGAIN = 1.0  # seconds before a lost connection is tried again
 REFUSED = 30.0  # seconds of being refused after which it is meant
 STARTING = 5.0  # seconds of not being known after which it is meant: a server that starts learns its keys in a tenth of one
 DOWNLOAD = 3600.0  # seconds that a letter may take to come
-
-
-class Gone(Exception):
-    """The connection broke; it is tried again."""
-
-    until = "until there is one"
-
-
-class Refused(Gone):
-    """The server does not want us; it may mean an earlier process of ours, or have only just started."""
-
-    until = "for a moment"
 
 
 class Link:
@@ -122,7 +110,7 @@ class Link:
                     last = time.monotonic() if busy else last
                     pause = 0.0 if busy else min(SLOWEST, max(POLL, IDLE_SHARE * (time.monotonic() - last)))
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
-                raise Gone(_short(error)) from None
+                raise Gone(in_short(error)) from None
             finally:
                 resting.set()
                 with contextlib.suppress(httpx.HTTPError, RuntimeError):
@@ -159,23 +147,23 @@ class Link:
             raise FederationError(
                 f"{self.address} does not show a certificate of this federation; check the address and the ca.crt in --keys"
             ) from None
-        if _code(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:  # said of a strange key, and of one whose node is there
+        if code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:  # said of a strange key, and of one whose node is there
             error = self._asked_about_the_key(client)
         if not isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError)):
             self._failing.clear()  # nobody there yet: wait for the server
-            return Gone(_short(error))
-        unknown, why = _code(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, _short(error)
+            return Gone(in_short(error))
+        unknown, why = code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, in_short(error)
         remedy = "ask the operator for this client's keys, or end another process that takes part with them"
         if unknown:
             why = "the server does not know this key"
             remedy = f"ask its operator whether client {self.site.client} was shut out, or for the keys that are in use"
-        elif _code(error) == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+        elif code_of(error) == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
             why = "another process takes part with this key, or did so until a moment ago"
         if self.keys is None:
             remedy = "join with the --keys that the operator sent"
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
             why = "the server does not accept this site's signature"
-            remedy = f"{_apart(error.response)}set the clocks right, a request is good for five minutes"
+            remedy = f"{clocks_apart(error.response)}set the clocks right, a request is good for five minutes"
         since = self._failing.setdefault(unknown, time.monotonic())
         if time.monotonic() - since > (STARTING if unknown else REFUSED):
             raise FederationError(f"{why if unknown else f'{self.address} refuses this node ({why})'}; {remedy}") from None
@@ -261,7 +249,7 @@ class Link:
         try:
             push(ends, run, Message(content_of(letter), reply_to=message), request)
         except httpx.HTTPStatusError as error:
-            self.site.say(f"a reply is dropped: its run is over ({_short(error)})")
+            self.site.say(f"a reply is dropped: its run is over ({in_short(error)})")
             return True
         except (httpx.HTTPError, ObjectPushError):
             self._replies.put((message, letter))  # after the break
@@ -285,29 +273,3 @@ def _beat(client: Any, node: Node, resting: threading.Event, lost: threading.Eve
             lost.set()
         except (httpx.HTTPError, RuntimeError):
             pass  # the conversation itself notices
-
-
-def _code(error: Exception) -> int | None:
-    """Flower's number for a refusal; None where it is not one of Flower's."""
-    if not isinstance(error, httpx.HTTPStatusError):
-        return None
-    try:
-        code = error.response.json()["code"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return code if isinstance(code, int) else None
-
-
-def _apart(response: httpx.Response) -> str:
-    """How far this machine's clock is from the server's, as far as its answer tells."""
-    try:
-        ahead = time.time() - email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
-    except (LookupError, ValueError):
-        return ""
-    return f"this machine's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: "
-
-
-def _short(error: Exception) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"{error.response.status_code} {error.response.text[:160]}"
-    return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,44 @@
+"""What goes wrong between a site and its server, in words."""
+
+import email.utils
+import time
+
+import httpx
+
+
+class Gone(Exception):
+    """The connection broke; it is tried again."""
+
+    until = "until there is one"
+
+
+class Refused(Gone):
+    """The server does not want us; it may mean an earlier process of ours, or have only just started."""
+
+    until = "for a moment"
+
+
+def code_of(error: Exception) -> int | None:
+    """Flower's number for a refusal; None where it is not one of Flower's."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return None
+    try:
+        code = error.response.json()["code"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return code if isinstance(code, int) else None
+
+
+def clocks_apart(response: httpx.Response) -> str:
+    """How far this machine's clock is from the server's, as far as its answer tells."""
+    try:
+        ahead = time.time() - email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
+    except (LookupError, ValueError):
+        return ""
+    return f"this machine's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: "
+
+
+def in_short(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.text[:160]}"
+    return f"{type(error).__name__}: {error}"[:200]
