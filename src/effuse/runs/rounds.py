@@ -4,16 +4,15 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from effuse.core.algorithm import FEDERATE, Server
-from effuse.core.capabilities import Averages, Discloses, Draws, Personal, StopsEarly
+from effuse.core.algorithm import Server
+from effuse.core.capabilities import Averages, Discloses, Draws, Personal
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
-from effuse.core.federation import SETUP_T, Federation
+from effuse.core.federation import SETUP_T
 from effuse.core.files import cache_folder
 from effuse.core.ledger import TRAINING
 from effuse.core.metric import Measurement
@@ -31,47 +30,13 @@ from effuse.runs.folder import Checkpoint, RunFolder
 from effuse.runs.observer import Observer
 from effuse.runs.records import Result, RoundRecord, Seconds, Traffic, made, plain
 from effuse.runs.save import save_model
+from effuse.runs.sequence import Played, played
 from effuse.transport.stage import Engine, Stage
 from effuse.transport.state import Snapshots
-from effuse.transport.untouched import Untouched
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
 PRUNED = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
 PERSONAL = "model/ holds the shared parts and the initial private ones; each client keeps its own model"
-
-
-class Played(NamedTuple):
-    """A round that is over."""
-
-    server: Server
-    t: int
-    phase: str
-    federated: int  # federated rounds up to here
-    look: bool  # whether the recipe wants the model evaluated now
-    over: bool  # whether it was the last
-
-
-def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[Played]:
-    """The rounds of a run, one after another; the rehearsal plays them too."""
-    algorithm = recipe.algorithm
-
-    def over() -> bool:
-        enough = server.phase == FEDERATE and federated >= recipe.rounds
-        return enough or (isinstance(algorithm, StopsEarly) and algorithm.done(server))
-
-    while not over():
-        fed.begin(t, federated)
-        phase = server.phase
-        watch = Untouched(server, f"the server program of {algorithm.name}", "the state it was handed")
-        with span("aggregate"), watch:
-            after = algorithm.round(server, fed)
-        fed.close()
-        server = after
-        federated += phase == FEDERATE
-        last = over()
-        due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
-        yield Played(server, t, phase, federated, bool(last or due), last)
-        t += 1
 
 
 class Run:

@@ -1,0 +1,45 @@
+"""The one sequence of rounds: every engine, every algorithm; the rehearsal plays the same one."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.capabilities import StopsEarly
+from effuse.core.federation import Federation
+from effuse.core.recipe import Recipe
+from effuse.core.spans import span
+from effuse.transport.untouched import Untouched
+
+
+class Played(NamedTuple):
+    """A round that is over."""
+
+    server: Server
+    t: int
+    phase: str
+    federated: int  # federated rounds up to here
+    look: bool  # whether the recipe wants the model evaluated now
+    over: bool  # whether it was the last
+
+
+def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[Played]:
+    """The rounds of a run, one after another; the rehearsal plays them too."""
+    algorithm = recipe.algorithm
+
+    def over() -> bool:
+        enough = server.phase == FEDERATE and federated >= recipe.rounds
+        return enough or (isinstance(algorithm, StopsEarly) and algorithm.done(server))
+
+    while not over():
+        fed.begin(t, federated)
+        phase = server.phase
+        watch = Untouched(server, f"the server program of {algorithm.name}", "the state it was handed")
+        with span("aggregate"), watch:
+            after = algorithm.round(server, fed)
+        fed.close()
+        server = after
+        federated += phase == FEDERATE
+        last = over()
+        due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
+        yield Played(server, t, phase, federated, bool(last or due), last)
+        t += 1
