@@ -123,8 +123,10 @@ def main() -> None:
     images = recipe.algorithm.local.images_on(len(train))
     ratios = {k: statistics.median(p / x for p, x in zip(taken["plain"], v)) for k, v in taken.items()}
     floor = images * 3 * macs(recipe.model) / convolution_rate()
-    rows = {k: {"seconds": statistics.median(v), "images_per_second": images / statistics.median(v), "ratio": ratios[k]}
-            for k, v in taken.items()}  # fmt: skip
+    rows = {
+        k: {"seconds": statistics.median(v), "images_per_second": images / statistics.median(v), "ratio": ratios[k]}
+        for k, v in taken.items()
+    }
     if asked.json:
         print(json.dumps({"threads": asked.threads, "torch": torch.__version__, "floor_seconds": floor, "rows": rows}))
         return

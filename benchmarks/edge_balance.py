@@ -37,9 +37,18 @@ def two_class_clients(clients: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def simulated(
-    cycles: int, *, clients: int = 20, cohort: int = 4, edges: int = 2, rounds: int = 5, a: float = 15_000.0, b: float = 0.0,
-    selection: str = "homogeneity", snapshot: bool = True, seed: int = 0,
-) -> Cycles:  # fmt: skip
+    cycles: int,
+    *,
+    clients: int = 20,
+    cohort: int = 4,
+    edges: int = 2,
+    rounds: int = 5,
+    a: float = 15_000.0,
+    b: float = 0.0,
+    selection: str = "homogeneity",
+    snapshot: bool = True,
+    seed: int = 0,
+) -> Cycles:
     """Cycles of `rounds` rounds; with `snapshot` all clients of a round see the edges as they were at its start."""
     rng = np.random.default_rng(seed)
     q_u = np.full(CLASSES, 1 / CLASSES)

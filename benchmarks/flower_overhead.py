@@ -235,10 +235,19 @@ def theirs(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
     environment |= {"PATH": f"{tools}:{os.environ['PATH']}"}
     running = [
         start(
-            [str(tools / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port),
-             "--disable-runtime-dependency-installation"], folder / "superlink.log", environment,
+            [
+                str(tools / "flower-superlink"),
+                "--insecure",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--disable-runtime-dependency-installation",
+            ],
+            folder / "superlink.log",
+            environment,
         )
-    ]  # fmt: skip
+    ]
     try:
         answering(f"http://{address}/health")
         for k in range(CLIENTS):

@@ -35,9 +35,17 @@ def idle_recipe(arch: Arch, clients: int, rounds: int) -> Recipe:
     """As many rounds of nothing."""
     side = arch.shape.side
     return Recipe(
-        data=Digits(transforms=transforms(side, arch.shape.channels)), clients=clients, partition=Iid(), model=arch,
-        task=Denoise(), algorithm=IdleApart(), rounds=rounds, evaluate=Evaluate(grid=0), threads=1, reproducible=True,
-    )  # fmt: skip
+        data=Digits(transforms=transforms(side, arch.shape.channels)),
+        clients=clients,
+        partition=Iid(),
+        model=arch,
+        task=Denoise(),
+        algorithm=IdleApart(),
+        rounds=rounds,
+        evaluate=Evaluate(grid=0),
+        threads=1,
+        reproducible=True,
+    )
 
 
 def transforms(side: int, channels: int) -> tuple:

@@ -226,7 +226,8 @@ def tune(names: list[str], device: torch.device) -> None:
     for name in names:
         for tiling.WIDTH, tiling.HELD in TILINGS:
             print(
-                f"{name} norm, WIDTH {tiling.WIDTH}, HELD {tiling.HELD}: {total(Norm, name, device):.3f} ms a step", flush=True
+                f"{name} norm, WIDTH {tiling.WIDTH}, HELD {tiling.HELD}: {total(Norm, name, device):.3f} ms a step",
+                flush=True,
             )
         for attention.TILE, attention.WARPS in TILES if any(isinstance(c, Attention) for c in cases(name)) else ():
             spent = total(Attention, name, device)

@@ -57,7 +57,13 @@ def simulator(arch: Arch, clients: int, folder: Path) -> tuple[Callable[[], None
     data = Dataset(images, torch.zeros(clients, dtype=torch.int64), tuple("0123456789"))
     shards = [Shard(data, torch.tensor([k])) for k in range(clients)]
     recipe = Recipe(
-        data=Labels(sizes=(clients,)), clients=clients, partition=Iid(), model=arch, task=Denoise(), algorithm=Idle(), rounds=1
+        data=Labels(sizes=(clients,)),
+        clients=clients,
+        partition=Iid(),
+        model=arch,
+        task=Denoise(),
+        algorithm=Idle(),
+        rounds=1,
     )
     fed = Simulator(recipe, shards, Eager(torch.device("cpu")), snapshots=on_disk(folder))
     server = Server(arch.initial(Stream((0,))))

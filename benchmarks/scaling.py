@@ -98,9 +98,15 @@ def played(axis: str, clients: int, parameters: int, rounds: int) -> list[RoundR
     if axis == "kept":
         solver = Adam(lr=1e-6, batch=1, steps=1, state="kept")
     recipe = Recipe(
-        data=OneEach(n=clients), clients=clients, partition=Iid(), model=Stack(parameters=parameters), task=Denoise(),
-        algorithm=FedAvg(local=solver), rounds=rounds, evaluate=Evaluate(grid=0),
-    )  # fmt: skip
+        data=OneEach(n=clients),
+        clients=clients,
+        partition=Iid(),
+        model=Stack(parameters=parameters),
+        task=Denoise(),
+        algorithm=FedAvg(local=solver),
+        rounds=rounds,
+        evaluate=Evaluate(grid=0),
+    )
     with tempfile.TemporaryDirectory() as folder:
         run(recipe, Path(folder) / "run")
         return RunFolder(Path(folder) / "run").records()

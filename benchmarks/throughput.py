@@ -186,7 +186,11 @@ def where(work: Callable[[], int], device: torch.device, steps: int) -> list[dic
         work()
         _wait(device)
     found = [
-        {"ms": (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / steps / 1e3, "times": e.count / steps, "name": e.key}
+        {
+            "ms": (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / steps / 1e3,
+            "times": e.count / steps,
+            "name": e.key,
+        }
         for e in seen.key_averages()
     ]
     return sorted(found, key=lambda part: -part["ms"])
@@ -221,7 +225,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="training steps of all clients together")
     parser.add_argument("--slots", type=int, default=5, help="clients at a time in the variant `slots`")
     parser.add_argument("--kernels", default=",".join(KERNELS), help="which of our own kernels `compile` and `slots` use")
-    parser.add_argument("--where", type=int, default=0, help="so many of the operations in which a training step spends most time")
+    parser.add_argument(
+        "--where", type=int, default=0, help="so many of the operations in which a training step spends most time"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     device, kernels = torch.device(asked.device), [k for k in asked.kernels.split(",") if k]
@@ -278,8 +284,16 @@ def main() -> None:
             ratios = ", ".join(f"{row[f'to_{loop}']:.2f} times the {loop} loop" for loop in LOOPS if f"to_{loop}" in row)
             print(f"{row['network']:>6} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: {ratios}")
     if asked.json:
-        print(json.dumps({"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "torch": torch.__version__,
-                          "matrix_macs_per_second": ceiling, "rows": rows}))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                    "torch": torch.__version__,
+                    "matrix_macs_per_second": ceiling,
+                    "rows": rows,
+                }
+            )
+        )
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> None:
@@ -293,8 +307,11 @@ def add_ratios(rows: list[dict[str, Any]]) -> None:
 
 def tell(row: dict[str, Any], silent: bool) -> None:
     if not silent:
-        print(f"{row['network']:>4} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: {row['per_second']:>10,.0f} {'images' if row['what'] == 'train' else 'evaluations'}/s, "
-              f"{100 * row['per_second'] / row['floor']:.1f} % of the floor, first call {row['first_call_seconds']:.0f} s", flush=True)  # fmt: skip
+        print(
+            f"{row['network']:>4} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: {row['per_second']:>10,.0f} {'images' if row['what'] == 'train' else 'evaluations'}/s, "
+            f"{100 * row['per_second'] / row['floor']:.1f} % of the floor, first call {row['first_call_seconds']:.0f} s",
+            flush=True,
+        )
         for part in row.get("where", ()):
             print(f"{part['ms']:>10.3f} ms {part['times']:>7.1f} times a step: {part['name'][:110]}")
 

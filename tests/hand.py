@@ -64,9 +64,16 @@ class HandTask(Task):
 
 def one_weight_recipe(algorithm, **changes) -> Recipe:
     values = dict(
-        data=HandImages(), clients=2, partition=HandSplit(), model=HandNet(), task=HandTask(), algorithm=algorithm, rounds=1,
-        evaluate=Evaluate(grid=0), threads=1,
-    )  # fmt: skip
+        data=HandImages(),
+        clients=2,
+        partition=HandSplit(),
+        model=HandNet(),
+        task=HandTask(),
+        algorithm=algorithm,
+        rounds=1,
+        evaluate=Evaluate(grid=0),
+        threads=1,
+    )
     return Recipe(**(values | changes))
 
 

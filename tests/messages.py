@@ -1,6 +1,6 @@
 """Messages of the tests' own."""
 
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Everything:
     share: float
     word: str
     choice: Literal["a", "b", 3]
-    maybe: Optional[int]
+    maybe: int | None
     number: int | float
     either: Leaf | Other | None
     params: Params

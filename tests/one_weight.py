@@ -113,7 +113,16 @@ def machine() -> Eager:
 
 
 def work_of(solver: Solver, shard: Shard = ONE, task: Task | None = None, **rest) -> Work:
-    values = dict(solver=solver, task=task or CoreTarget(), shard=shard, lr=solver.lr, stream=HERE, place=7, where=WHERE, direction=only_w)
+    values = dict(
+        solver=solver,
+        task=task or CoreTarget(),
+        shard=shard,
+        lr=solver.lr,
+        stream=HERE,
+        place=7,
+        where=WHERE,
+        direction=only_w,
+    )
     return Work(**values | rest)
 
 

@@ -35,10 +35,14 @@ class Speckled(Source):
 def ragged_recipe(algorithm, **changes):
     """Clients of unequal sizes, so that batches are ragged; no dropout, whose masks depend on a batch's padding."""
     values = dict(
-        algorithm=algorithm, model=ToyUnet(dropout=0.0), data=Speckled(), partition=QuantitySkew(beta=2.0), rounds=3,
+        algorithm=algorithm,
+        model=ToyUnet(dropout=0.0),
+        data=Speckled(),
+        partition=QuantitySkew(beta=2.0),
+        rounds=3,
         sampler=Ddim(steps=3, batch=8),
         evaluate=Evaluate(grid=0, every=2, metrics=(FID(n=20, encoder=Pixels(side=2), split="train"),)),
-    )  # fmt: skip
+    )
     return toy_recipe(**(values | changes))
 
 

@@ -38,7 +38,11 @@ def readme_lines() -> list[str]:
 
 def called(arguments: list[str]) -> str:
     """What a command prints that runs in this process."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        pytest.raises(SystemExit) as end,
+    ):
         patch.setattr(sys, "argv", arguments)
         main()
     assert end.value.code in (0, None), f"{arguments} failed"
@@ -47,9 +51,12 @@ def called(arguments: list[str]) -> str:
 
 # a model that has learnt as little as one batch a round teaches, and is looked at as briefly
 LITTLE = [
-    "algorithm.local.epochs=None", "algorithm.local.steps=1", "threads=1", "sampler.steps=2",
+    "algorithm.local.epochs=None",
+    "algorithm.local.steps=1",
+    "threads=1",
+    "sampler.steps=2",
     "evaluate.metrics=[conditional_accuracy(n=20), diversity(n=20)]",
-]  # fmt: skip
+]
 
 
 def test_the_readmes_commands_are_what_there_is(tmp_path, monkeypatch):

@@ -11,9 +11,23 @@ ROOT = Path(effuse.__file__).parent
 HOUSE = ROOT.parent.parent
 # each package imports itself and those to its right
 ORDER = [
-    "cli", "tools", "runs", "transport", "recipes", "algorithms", "privacy", "pruning", "metrics", "fast", "machines", "models",
-    "diffusion", "tasks", "data", "core",
-]  # fmt: skip
+    "cli",
+    "tools",
+    "runs",
+    "transport",
+    "recipes",
+    "algorithms",
+    "privacy",
+    "pruning",
+    "metrics",
+    "fast",
+    "machines",
+    "models",
+    "diffusion",
+    "tasks",
+    "data",
+    "core",
+]
 DOOR = "effuse.fast"  # all that other packages may import of fast/
 BACKWARD = Path("machines/eager.py")  # the one file that calls `.backward()`
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}

@@ -19,7 +19,9 @@ from effuse.transport.flower import keys
 from effuse.transport.flower.subprocesses import free_port, start, stop
 
 torch.set_num_threads(1)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell would ignore Ctrl-C, and so would those started here
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a background job of a shell would ignore Ctrl-C, and so would those started here
 
 
 class Town:

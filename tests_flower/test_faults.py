@@ -201,9 +201,14 @@ def test_a_port_that_is_taken_and_a_certificate_for_another_host_are_told(town):
 def test_ctrl_c_ends_a_runs_own_processes_and_no_others(tmp_path):
     """`effuse run --engine flower` is interrupted in its second round; a bystander lives, nothing of the run does, and it resumes."""
     settings = [
-        "clients=3", "rounds=6", "reproducible=True", "threads=1", "sampler=None", "evaluate=evaluate(grid=0)",
+        "clients=3",
+        "rounds=6",
+        "reproducible=True",
+        "threads=1",
+        "sampler=None",
+        "evaluate=evaluate(grid=0)",
         "algorithm.local=adam(lr=1e-3, batch=64, steps=10)",
-    ]  # fmt: skip
+    ]
     options = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "effuse", "run", "demo", "--out", str(tmp_path / "run"), "--json", *options]
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "effuse join"])

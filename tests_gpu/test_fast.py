@@ -161,9 +161,17 @@ def gradient(machine, arch, rho, seed=0, direction=None):
     net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
     solver = Adam(lr=2e-4, batch=128, steps=8)
     work = Work(
-        solver=solver, task=TASK, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((seed,)), place=0, where="here", uphill=rho,
-        report_gradient=True, direction=direction,
-    )  # fmt: skip
+        solver=solver,
+        task=TASK,
+        shard=Shard.whole(blobs()),
+        lr=solver.lr,
+        stream=Stream((seed,)),
+        place=0,
+        where="here",
+        uphill=rho,
+        report_gradient=True,
+        direction=direction,
+    )
     fit = machine.fit(net, work)[0]
     assert all(g.is_contiguous() for g in fit.gradient.tensors)
     return torch.cat([g.flatten() for g in fit.gradient.tensors]), Params.of(net), fit.loss
@@ -208,9 +216,15 @@ def test_synthesis_reuses_one_recorded_sampler(tmp_path, monkeypatch):
     solver = Adam(lr=1e-4, batch=16, steps=1)
     algorithm = FedDDPM(warmup=solver, local=solver, central=solver, sampler=Ancestral(batch=4, steps=5), group=6)
     recipe = toy_recipe(
-        clients=6, rounds=1, speed="graph", model=NETS["convnext"], data=ToyImages(n=300, side=16), task=TASK,
-        partition=QuantitySkew(beta=1.0), algorithm=algorithm,
-    )  # fmt: skip
+        clients=6,
+        rounds=1,
+        speed="graph",
+        model=NETS["convnext"],
+        data=ToyImages(n=300, side=16),
+        task=TASK,
+        partition=QuantitySkew(beta=1.0),
+        algorithm=algorithm,
+    )
     run(recipe, tmp_path / "run", device="cuda")
     assert made[0].captures == 2, "a training step that warm-up, rounds and corrections share, and the sampler"
     assert all(machine.captures <= 1 for machine in made[1:])
@@ -226,9 +240,14 @@ def test_warm_ups_side_by_side_start_from_their_own_weights(tmp_path, monkeypatc
         solver = Adam(lr=1e-30, batch=16, steps=1)
         algorithm = FedDDPM(warmup=solver, local=solver, central=solver, sampler=Ancestral(batch=4, steps=5))
         recipe = toy_recipe(
-            clients=8, rounds=1, speed="graph", model=NETS["convnext"], data=ToyImages(n=320, side=16), task=TASK,
+            clients=8,
+            rounds=1,
+            speed="graph",
+            model=NETS["convnext"],
+            data=ToyImages(n=320, side=16),
+            task=TASK,
             algorithm=algorithm,
-        )  # fmt: skip
+        )
         run(recipe, tmp_path / str(most), device="cuda")
         drawn[most] = RunFolder(tmp_path / str(most)).load_checkpoint().server.auxiliary.pixels.float()
     assert (drawn[1] - drawn[5]).abs().mean() < 2.0, "of 255: rounding alone"
@@ -237,8 +256,15 @@ def test_warm_ups_side_by_side_start_from_their_own_weights(tmp_path, monkeypatc
 def test_one_recording_serves_every_client_and_round(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
-    recipe = toy_recipe(rounds=3, speed="graph", model=NETS["convnext"], data=ToyImages(side=16), sampler=Ancestral(batch=2, steps=5),
-                        evaluate=Evaluate(grid=4, every=1), task=TASK)  # fmt: skip
+    recipe = toy_recipe(
+        rounds=3,
+        speed="graph",
+        model=NETS["convnext"],
+        data=ToyImages(side=16),
+        sampler=Ancestral(batch=2, steps=5),
+        evaluate=Evaluate(grid=4, every=1),
+        task=TASK,
+    )
     run(recipe, tmp_path / "run", device="cuda")
     used = [m.captures for m in made if m.captures]
     assert used == [2, 1, 1], "three clients, so three slots: a training step on each, and the sampler on the server's"
@@ -298,8 +324,14 @@ def test_an_answer_is_read_before_its_memory_is_another_clients():
 def test_messages_and_worker_processes_change_no_bit(tmp_path):
     """Two processes with a GPU machine each, here both on one GPU: the bits of one process, where algorithms are not chosen by trial."""
     recipe = toy_recipe(
-        clients=4, rounds=2, speed="graph", reproducible=True, model=ConvnextUnet(dim=16), data=ToyImages(n=300, side=16), task=TASK
-    )  # fmt: skip
+        clients=4,
+        rounds=2,
+        speed="graph",
+        reproducible=True,
+        model=ConvnextUnet(dim=16),
+        data=ToyImages(n=300, side=16),
+        task=TASK,
+    )
     ways = ({}, {"engine": "loopback"}, {"workers": 2})
     runs = [run(recipe, tmp_path / str(i), device="cuda", **way).weights_sha256 for i, way in enumerate(ways)]
     assert runs[1:] == runs[:1] * 2
@@ -315,9 +347,16 @@ def test_a_contrast_and_its_noted_value_agree(name):
     for machine in (Eager(CUDA), Captured(CUDA, compiled=False), Captured(CUDA, compiled=True)):
         net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
         work = Work(
-            solver=solver, task=TASK, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here", loss=contrastive,
+            solver=solver,
+            task=TASK,
+            shard=Shard.whole(blobs()),
+            lr=solver.lr,
+            stream=Stream((0, 0)),
+            place=0,
+            where="here",
+            loss=contrastive,
             given=given,
-        )  # fmt: skip
+        )
         fit = machine.fit(net, work)[0]
         found.append((fit.loss, fit.noted))
     assert found[1] == pytest.approx(found[0], rel=0.03) and found[2] == pytest.approx(found[0], rel=0.03)
@@ -330,9 +369,16 @@ def test_sparse_training_agrees():
     for machine in (Eager(CUDA), Captured(CUDA, compiled=False)):
         net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
         work = Work(
-            solver=solver, task=TASK, shard=Shard.whole(blobs()), lr=solver.lr, stream=Stream((0, 0)), place=0, where="here",
-            direction=sparsifying, given={"lambda_g": group_weights(arch, 1.0)},
-        )  # fmt: skip
+            solver=solver,
+            task=TASK,
+            shard=Shard.whole(blobs()),
+            lr=solver.lr,
+            stream=Stream((0, 0)),
+            place=0,
+            where="here",
+            direction=sparsifying,
+            given={"lambda_g": group_weights(arch, 1.0)},
+        )
         machine.fit(net, work)
         norms.append(net.mid_block.resnets[0].conv1.weight.norm().item())
     whole = arch.initial(Stream((0,))).params["mid_block.resnets.0.conv1.weight"].norm().item()

@@ -169,14 +169,21 @@ def test_a_kernels_mask_is_the_written_one(side):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("more", [False, True])
-@pytest.mark.parametrize(("C", "side", "row"), [(64, 32, None), (96, 32, None), (204, 16, 208), (3, 32, 8), (256, 4, None), (28, 14, 32)])
+@pytest.mark.parametrize(
+    ("C", "side", "row"), [(64, 32, None), (96, 32, None), (204, 16, 208), (3, 32, 8), (256, 4, None), (28, 14, 32)]
+)
 def test_a_bias_and_its_gradient(C, side, row, more, dtype):
     """Against fp32 on the same numbers, from rows that lie apart, too."""
     x, dy = (normal(BATCH, C, side, side, seed=k, dtype=dtype, row=row) for k in (0, 1))
-    beside, bias = normal(BATCH, C, side, side, seed=2, dtype=dtype, row=row), torch.randn(C, device=DEVICE, requires_grad=True)
+    beside, bias = (
+        normal(BATCH, C, side, side, seed=2, dtype=dtype, row=row),
+        torch.randn(C, device=DEVICE, requires_grad=True),
+    )
     y = plus_kernel(x, bias, beside if more else None)
     wanted = x.float() + (beside.float() if more else 0) + bias.detach()[:, None, None]
-    assert off(y.detach(), wanted) < ((4e-3 if GPU else 8e-3) if dtype == torch.bfloat16 else 1e-6)  # an interpreter cuts off
+    assert off(y.detach(), wanted) < (
+        (4e-3 if GPU else 8e-3) if dtype == torch.bfloat16 else 1e-6
+    )  # an interpreter cuts off
     (found,) = torch.autograd.grad(y, bias, dy, retain_graph=True)
     assert off(found, dy.double().sum((0, 2, 3))) < 1e-5
     assert torch.equal(found, torch.autograd.grad(y, bias, dy)[0]), "kernels repeat to the bit"
@@ -266,7 +273,9 @@ def fit(machine, arch, steps, owner=0, seed=1):
     machine.release(owner)
     net = machine.load(arch.initial(Stream((0,))).to(DEVICE), owner)
     solver = Adam(lr=1e-4, batch=128, steps=steps)
-    done = machine.fit(net, Work(solver=solver, task=TASK, shard=shard, lr=1e-4, stream=Stream((seed,)), place=0, where="here"))[0]
+    done = machine.fit(
+        net, Work(solver=solver, task=TASK, shard=shard, lr=1e-4, stream=Stream((seed,)), place=0, where="here")
+    )[0]
     return done.loss, machine.values(net)[0].digest()
 
 
@@ -303,4 +312,6 @@ def test_recorded_slots_of_the_large_network_do_not_disturb_each_other(compiled)
     for _ in range(2):  # at first they record in turn; the second time they really run together
         at_once = [found for _, found in in_slots(one, range(2), machines, [m.stream for m in machines])]
     assert at_once == [alone] * 2
-    assert not any(isinstance(m, nn.Dropout) and m.p > 0 for step in machines[0]._steps.values() for m in step.module.modules())
+    assert not any(
+        isinstance(m, nn.Dropout) and m.p > 0 for step in machines[0]._steps.values() for m in step.module.modules()
+    )

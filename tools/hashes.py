@@ -55,23 +55,31 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "*": (MEASURED,),
     "demo": ("rounds=2", "sampler.steps=5"),
     "feddiffuse.*": (
-        "rounds=2", "model=convnext_unet(dim=8, multipliers=[1, 2])", "task.schedule.steps=25", "sampler.batch=20",
-        "algorithm.local.epochs=1", "algorithm.local.batch=32",
+        "rounds=2",
+        "model=convnext_unet(dim=8, multipliers=[1, 2])",
+        "task.schedule.steps=25",
+        "sampler.batch=20",
+        "algorithm.local.epochs=1",
+        "algorithm.local.batch=32",
     ),
     "fedphd*": ("rounds=4", "sampler.steps=5"),
     "fedphd": ("algorithm.r_g=2", "algorithm.R_s=2"),
     "fedphd.demo": ("algorithm.r_g=2", "algorithm.R_s=2", "algorithm.local.epochs=1"),
-}  # fmt: skip
+}
 SMALL_UNET = "model=unet(widths=[16, 32], layers=1, attention=[16], middle_attention=False, groups=8, dropout=0.1)"
 SMALL_BATCH = "algorithm.local.batch=16"
 IMAGES = 400  # of a recipe that reads its data from EFFUSE_DATA
 # runs that no recipe of the catalogue stands for
 EXTRA: dict[str, tuple[str, ...]] = {
     "buffers": (
-        "rounds=2", "task=classify()", "sampler=None", "model=resnet(widths=[8, 16], blocks=[1, 1], norm=batch)",
-        "evaluate=evaluate(grid=0, metrics=[accuracy()])", "algorithm.local.epochs=1",
+        "rounds=2",
+        "task=classify()",
+        "sampler=None",
+        "model=resnet(widths=[8, 16], blocks=[1, 1], norm=batch)",
+        "evaluate=evaluate(grid=0, metrics=[accuracy()])",
+        "algorithm.local.epochs=1",
     ),
-}  # fmt: skip
+}
 
 
 class Run(NamedTuple):
@@ -249,10 +257,14 @@ def contents(run: Path) -> dict[str, dict[str, Any]]:
     drawn = np.load(run / "drawn.npz")
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     clients = sorted(path for path in run.glob("clients/*") if path.is_dir())
-    checkpoint = [t for file in newest(run / "checkpoints", ".safetensors") for t in safetensors(file.read_bytes())[0].values()]
+    checkpoint = [
+        t for file in newest(run / "checkpoints", ".safetensors") for t in safetensors(file.read_bytes())[0].values()
+    ]
     return {
         "result": flat(without(json.loads((run / "result.json").read_text()), (*TIMES, "wire_bytes"))),
-        "weights": {f"{f.relative_to(run)}:{name}": digest for f, found in weights.items() for name, digest in found.items()},
+        "weights": {
+            f"{f.relative_to(run)}:{name}": digest for f, found in weights.items() for name, digest in found.items()
+        },
         "grids": {str(p.relative_to(run)): pixels(np.asarray(Image.open(p))) for p in sorted(run.rglob("*.png"))},
         "drawn": {name: pixels(drawn[name]) for name in drawn.files},
         "clients": {c.name: state(file.read_bytes()) for c in clients for file in newest(c, ".state")},
@@ -307,9 +319,12 @@ class Side:
         paths = [str(self.checkout / "src"), str(self.checkout / "tests")]
         # a cache of its own: neither side may take over what the other has computed
         self.environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "",
-            "EFFUSE_CACHE": str(self.folder / "cache"), "HF_HUB_OFFLINE": "1",
-        }  # fmt: skip
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": str(threads),
+            "CUDA_VISIBLE_DEVICES": "",
+            "EFFUSE_CACHE": str(self.folder / "cache"),
+            "HF_HUB_OFFLINE": "1",
+        }
 
     def runs(self) -> list[Run]:
         listed = json.loads(self._output("-m", "effuse", "list", "--json"))
@@ -396,8 +411,14 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="compare the runs whose names contain it")
-    parser.add_argument("--except", dest="other", action="append", default=[], metavar="NAME",
-                        help="a run that must differ, as the table names it; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--except",
+        dest="other",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a run that must differ, as the table names it; may be repeated",
+    )
     parser.add_argument("--out", type=Path, help="keep the runs here, and use those that are here")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
     parser.add_argument("--threads", type=int, default=1, help="threads of each")

@@ -34,10 +34,14 @@ def opened(path: Path) -> np.ndarray:
     try:
         picture = np.asarray(Image.open(path).convert("L"))
     except OSError as error:
-        sys.exit(f"{path}: {error.strerror or 'no picture'}; name a grid of samples, such as runs/RUN/samples/round-00030.png")
+        sys.exit(
+            f"{path}: {error.strerror or 'no picture'}; name a grid of samples, such as runs/RUN/samples/round-00030.png"
+        )
     step = SIDE * round(SHOWN_SIDE / SIDE) + MARGIN
     if any((length - MARGIN) % step for length in picture.shape):
-        sys.exit(f"{path}: {picture.shape[1]}x{picture.shape[0]} pixels are no grid of {SIDE}x{SIDE} images as a run on MNIST keeps it")
+        sys.exit(
+            f"{path}: {picture.shape[1]}x{picture.shape[0]} pixels are no grid of {SIDE}x{SIDE} images as a run on MNIST keeps it"
+        )
     return tiles(picture)
 
 
@@ -46,7 +50,9 @@ def tiles(picture: np.ndarray) -> np.ndarray:
     scale = round(SHOWN_SIDE / SIDE)
     step = SIDE * scale + MARGIN
     corners = [range(MARGIN, length - MARGIN, step) for length in picture.shape]
-    return np.stack([picture[y : y + SIDE * scale : scale, x : x + SIDE * scale : scale] for y in corners[0] for x in corners[1]])
+    return np.stack(
+        [picture[y : y + SIDE * scale : scale, x : x + SIDE * scale : scale] for y in corners[0] for x in corners[1]]
+    )
 
 
 def borders(images: np.ndarray) -> np.ndarray:

@@ -32,7 +32,9 @@ __all__ = ["Display", "check", "load", "recipe", "resume", "run"]
 def __getattr__(name: str) -> Any:
     # importing torch takes seconds; `import effuse` alone should not
     if name in __all__:
-        return getattr(importlib.import_module("effuse.cli.progress" if name == "Display" else "effuse.tools.notebook"), name)
+        return getattr(
+            importlib.import_module("effuse.cli.progress" if name == "Display" else "effuse.tools.notebook"), name
+        )
     raise AttributeError(f"module 'effuse' has no attribute '{name}'")
 
 

@@ -106,7 +106,9 @@ def test_nobody_is_left_to_a_group_of_its_own(tmp_path):
 def test_a_decay_of_the_warm_up_is_refused():
     """It would go by federated rounds, of which there is none yet, and stay at its beginning."""
     warmup = Adam(lr=1e-3, steps=1, schedule=CosineDecay())
-    recipe = one_weight_recipe(FedDDPM(**PREPARED | {"warmup": warmup}, local=WHOLE, central=HALF))  # an old run can be opened
+    recipe = one_weight_recipe(
+        FedDDPM(**PREPARED | {"warmup": warmup}, local=WHOLE, central=HALF)
+    )  # an old run can be opened
     with pytest.raises(RecipeError, match="algorithm.warmup.schedule: .* warm-up comes before the first"):
         check(recipe)
 
@@ -139,7 +141,9 @@ def test_a_part_is_rounded_and_drawn_anew_in_every_round(tmp_path):
     seen = [record.noted["correction"] for record in RunFolder(tmp_path).records()[2:]]
     near, far = (0.5 - C) ** 2, (0.5 + C) ** 2
     assert {s["images"] for s in seen} == {2}
-    assert {round(s["loss"], 4) for s in seen} == {round(near, 4), round((near + far) / 2, 4)}, "not the same two again and again"
+    assert {round(s["loss"], 4) for s in seen} == {round(near, 4), round((near + far) / 2, 4)}, (
+        "not the same two again and again"
+    )
 
 
 def test_the_average_of_a_warm_up_is_uploaded_where_one_is_kept(tmp_path):
@@ -301,12 +305,16 @@ class Alternating(HandSampler):
     """Draws the colour that the weight says, and its negative."""
 
     def draw(self, net, task, shape, labels, generator, tick):
-        return super().draw(net, task, shape, labels, generator, tick) * torch.tensor([1.0, -1.0])[: shape[0]].view(-1, 1, 1, 1)
+        return super().draw(net, task, shape, labels, generator, tick) * torch.tensor([1.0, -1.0])[: shape[0]].view(
+            -1, 1, 1, 1
+        )
 
 
 @pytest.mark.parametrize(("reference", "mean", "deviation"), [("aux", 159.25, 63.5), ("oracle", 191.25, 127.5)])
 @pytest.mark.parametrize(
-    ("sampler", "drawn", "spread"), [(None, 191.0, 0.0), (Alternating(), 127.5, 63.5 * math.sqrt(4 / 3))], ids=["A's", "its own"]
+    ("sampler", "drawn", "spread"),
+    [(None, 191.0, 0.0), (Alternating(), 127.5, 63.5 * math.sqrt(4 / 3))],
+    ids=["A's", "its own"],
 )
 def test_the_score_by_hand(reference, mean, deviation, sampler, drawn, spread, tmp_path):
     """Of one pixel a Fréchet distance is (difference of means)^2 + (difference of deviations)^2, over 255^2.

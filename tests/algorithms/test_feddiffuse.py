@@ -78,9 +78,16 @@ class HandSplitReports(USplit):
 
 def by_hand(algorithm, **changes) -> Recipe:
     values = dict(
-        data=HandImages(), clients=2, partition=HandSplit(), model=PartsNet(), task=PartsTask(), algorithm=algorithm,
-        rounds=1, evaluate=Evaluate(grid=0), threads=1,
-    )  # fmt: skip
+        data=HandImages(),
+        clients=2,
+        partition=HandSplit(),
+        model=PartsNet(),
+        task=PartsTask(),
+        algorithm=algorithm,
+        rounds=1,
+        evaluate=Evaluate(grid=0),
+        threads=1,
+    )
     return Recipe(**(values | changes))
 
 

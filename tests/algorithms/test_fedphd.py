@@ -69,7 +69,7 @@ def test_choices_of_an_edge():
     own = images(0, 1)
     same, other, empty = images(0, 1), images(2, 3), np.zeros(10)
     P = chances(own, np.array([same, other]), 15_000, 0, UNIFORM)
-    assert P == pytest.approx([0.447018, 0.552982], abs=1e-6)
+    assert pytest.approx([0.447018, 0.552982], abs=1e-6) == P
     assert P[0] / P[1] == pytest.approx(15513.167 / 19190.525, rel=1e-6)
     assert chances(own, np.array([other, empty]), 15_000, 0, UNIFORM) == pytest.approx([0.515823, 0.484177], abs=1e-6)
     assert chances(own, np.array([empty, empty]), 15_000, 0, UNIFORM).tolist() == [0.5, 0.5]
@@ -100,7 +100,7 @@ def test_images_as_shares_in_the_choice_of_an_edge():
     """
     own, edges = images(0, 1), np.array([images(0, 1), images(2, 3)])
     P = chances(own, edges, 1.0, -1.0, UNIFORM, 50_000)
-    assert P == pytest.approx([0.342898, 0.657102], abs=1e-6)
+    assert pytest.approx([0.342898, 0.657102], abs=1e-6) == P
     algorithm = FedPhD(local=STEP, a=1.0, b=-1.0, normalised=True)
     assert first_choices(algorithm, own, *edges, scale=50_000.0) == pytest.approx(P, abs=0.07)
 
@@ -390,9 +390,7 @@ class Watched(FedPhD):
         return Trained(theta, float(sparse))
 
 
-@pytest.mark.parametrize(
-    ("variant", "regularised"), [("sparse", [1, 1, 1, 1, 0, 0]), ("os", [0] * 6), ("none", [0] * 6)]
-)
+@pytest.mark.parametrize(("variant", "regularised"), [("sparse", [1, 1, 1, 1, 0, 0]), ("os", [0] * 6), ("none", [0] * 6)])
 def test_it_is_regularised_until_the_cut(variant, regularised, tmp_path):
     """R_s=3, r_g=2: cut at the end of round 4, which is still a sparse one; who is not cut by norm is never regularised."""
     algorithm = Watched(local=ADAM, cohort=None, r_g=2, R_s=3, variant=variant, ratio=0.5)
@@ -442,9 +440,7 @@ def test_the_cut_in_the_middle_of_a_run(tmp_path):
     assert sent == [0, 2 * 97, 2 * 97, 2 * 45, 2 * 45] and result.parameters == 45
     opened = load(tmp_path / "run")
     assert opened.model.arch.cut == "down:1>2 middle:2>2 up:2>1" and len(opened.sample(3).pixels) == 3
-    assert (
-        "plain diffusers does not" in result.pruned and load(tmp_path / "run", ema=True).model.arch == opened.model.arch
-    )
+    assert "plain diffusers does not" in result.pruned and load(tmp_path / "run", ema=True).model.arch == opened.model.arch
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     came = [[n > 0 for n in lines[i]["noted"]["n_e"]] for i in (2, 4)]  # in each of two cycles, whom the cloud heard
     assert ledger["training"]["edges"] == {

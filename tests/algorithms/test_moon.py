@@ -234,9 +234,13 @@ def test_a_classifier_with_a_projection_learns(tmp_path):
     """Dark and light squares; MOON's head of two layers stands between the network and its last layer."""
     local = SGD(lr=0.1, batch=8, epochs=2)
     recipe = toy_recipe(
-        algorithm=Moon(local=local, mu=5.0), rounds=3, data=ToyImages(side=8), model=Cnn(widths=(8,), projection=16),
-        task=Classify(), evaluate=Evaluate(grid=0, metrics=(Accuracy(),)),
-    )  # fmt: skip
+        algorithm=Moon(local=local, mu=5.0),
+        rounds=3,
+        data=ToyImages(side=8),
+        model=Cnn(widths=(8,), projection=16),
+        task=Classify(),
+        evaluate=Evaluate(grid=0, metrics=(Accuracy(),)),
+    )
     result = run(recipe, tmp_path / "run")
     assert result.metrics["accuracy"].value == 1.0
     assert result.parameters == 8 * 9 + 2 * 8 + (128 * 128 + 128) + (128 * 16 + 16) + (16 * 2 + 2)

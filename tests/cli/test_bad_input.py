@@ -140,8 +140,9 @@ def test_only_missing_files_are_to_be_rehearsed_without(effuse, pictures):
     """Here the files are all there, and wrong, or too few."""
     Image.fromarray(np.zeros((6, 6), np.uint8)).save(pictures / "dogs" / "0.png")
     for data, words in {
-        f'folder("{pictures}")': "6x6 pixels", "some(digits(), n=5000)": "digits() has 1442 training images",
-    }.items():  # fmt: skip
+        f'folder("{pictures}")': "6x6 pixels",
+        "some(digits(), n=5000)": "digits() has 1442 training images",
+    }.items():
         told = effuse(f"check demo --set 'data={data}'").sentence
         assert told.startswith("DataError: ") and words in told and "without any files" not in told
 
@@ -386,7 +387,11 @@ def test_refused_before_computing(effuse, command, setting, monkeypatch):
 
 def test_more_real_images_than_there_are_is_answered_with_a_setting_that_works(effuse):
     """The digits have 355 test and 1442 training images; the other metrics stay."""
-    asked = ('fid(encoder=classifier(), split="train", reference=5000)', "kid(encoder=classifier(), skip=355)", "diversity()")
+    asked = (
+        'fid(encoder=classifier(), split="train", reference=5000)',
+        "kid(encoder=classifier(), skip=355)",
+        "diversity()",
+    )
     told = effuse(f"check demo --set 'evaluate.metrics=[{', '.join(asked)}]'").sentence
     advice = re.search(r"lower it: (--set '.*')$", told)[1]
     assert '[fid(encoder=classifier(), split="train", reference=1442), kid(encoder=classifier()), diversity()]' in advice

@@ -89,8 +89,11 @@ def test_the_auxiliary_set_is_exported_with_its_origins(effuse, toy_file, tmp_pa
     assert provenance["synthetic"] and provenance["auxiliary"] == 3 and provenance["sampler"].startswith("ddim")
     assert effuse("export run --format imagefolder --out aux").code == 0
     assert (tmp_path / "aux/labels.csv").read_text().split() == [
-        "file,label,client", "images/000000.png,images,0", "images/000001.png,images,1", "images/000002.png,images,2",
-    ]  # fmt: skip
+        "file,label,client",
+        "images/000000.png,images,0",
+        "images/000001.png,images,1",
+        "images/000002.png,images,2",
+    ]
     assert "not an empty folder" in effuse("export run --format imagefolder --out aux").sentence
     assert effuse("export run --format grid").out == "3 images in run/exports/auxiliary-grid.png\n"
 

@@ -61,8 +61,11 @@ def test_run_writes_everything_that_was_promised(effuse, finished):
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [line["t"] for line in lines] == [0, 1] and all(line["loss"] > 0 and line["images"] == 80 for line in lines)
     assert {p.name for p in (folder / "samples").iterdir()} == {
-        "round-00001.png", "round-00001-ema.png", "round-00002.png", "round-00002-ema.png",
-    }  # fmt: skip
+        "round-00001.png",
+        "round-00001-ema.png",
+        "round-00002.png",
+        "round-00002-ema.png",
+    }
     assert (folder / "checkpoints" / "000002.safetensors").is_file()
     assert {p.name for p in (folder / "model").iterdir()} >= {"unet", "scheduler"}
     result = json.loads((folder / "result.json").read_text())
@@ -297,7 +300,9 @@ def test_plan_is_check_and_both_have_a_page_for_readers(effuse, shrunk):
 
 def test_settings_that_fell_back_are_told(effuse, shrunk):
     """The options that shrink the demo set its algorithm as a whole."""
-    words = "algorithm was set as a whole, so these are at their defaults: local.epochs=None (was 2), local.clip=None (was 1.0)"
+    words = (
+        "algorithm was set as a whole, so these are at their defaults: local.epochs=None (was 2), local.clip=None (was 1.0)"
+    )
     assert words in effuse(f"check demo {shrunk} --json").json["warnings"][-1]
     assert f"warning: {words}" in effuse(f"run demo {shrunk} --out a").out
     assert effuse(f"run demo {shrunk} --out b --quiet") == (0, "", "")
@@ -321,9 +326,14 @@ def test_sample_npz(effuse, finished, tmp_path):
     made = {
         name: arrays(effuse(f"sample {folder} -n 12 --format npz --out {tmp_path / name} {options} --json").json["written"])
         for name, options in {
-            "a": "", "b": "", "seed": "--seed 1", "label": "--label 3", "ema": "--ema", "sampler": "--sampler 'ddim(3)'",
+            "a": "",
+            "b": "",
+            "seed": "--seed 1",
+            "label": "--label 3",
+            "ema": "--ema",
+            "sampler": "--sampler 'ddim(3)'",
         }.items()
-    }  # fmt: skip
+    }
     assert made["a"]["images"].shape == (12, 8, 8, 1) and made["a"]["images"].dtype == np.uint8
     assert made["a"]["labels"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1] and set(made["label"]["labels"]) == {3}
     assert (made["a"]["images"] == made["b"]["images"]).all()
@@ -467,9 +477,22 @@ def test_list_of_one_recipe(effuse):
     """The keys that --set takes, and values that can be given back to it."""
     keys = effuse("list demo --json").json["values"]
     assert list(keys) == [
-        "data", "clients", "partition", "model", "task", "algorithm", "rounds", "evaluate", "sampler", "ema", "wire", "seed",
-        "threads", "speed", "reproducible",
-    ]  # fmt: skip
+        "data",
+        "clients",
+        "partition",
+        "model",
+        "task",
+        "algorithm",
+        "rounds",
+        "evaluate",
+        "sampler",
+        "ema",
+        "wire",
+        "seed",
+        "threads",
+        "speed",
+        "reproducible",
+    ]
     assert "metrics=[conditional_accuracy(), diversity()]" in re.sub(r"\s+", " ", effuse("list demo").out), "brackets stay"
     options = " ".join(f"--set {key}='{value}'" for key, value in keys.items())
     assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
@@ -479,8 +502,11 @@ def test_list_of_one_spec(effuse):
     """Kind, first line, and every key with type, default and the comment beside it, the heir's own before inherited ones."""
     (told,) = effuse("list FedProx --json").json["named"]
     assert told | {"keys": {}} == {
-        "kind": "algorithm", "name": "fedprox", "about": "FedAvg whose clients are held near the global model.", "keys": {},
-    }  # fmt: skip
+        "kind": "algorithm",
+        "name": "fedprox",
+        "about": "FedAvg whose clients are held near the global model.",
+        "keys": {},
+    }
     assert list(told["keys"].items()) == [
         ("mu", "float = 0.01"),
         ("local", "a solver, must be given"),
@@ -488,8 +514,9 @@ def test_list_of_one_spec(effuse):
         ("weights", "'size' or 'uniform' = 'size'"),
     ]
     assert effuse("list fedprox").out.splitlines()[:2] == [
-        "algorithm fedprox: FedAvg whose clients are held near the global model.", "  mu       float = 0.01",
-    ]  # fmt: skip
+        "algorithm fedprox: FedAvg whose clients are held near the global model.",
+        "  mu       float = 0.01",
+    ]
 
 
 def test_list_explains_every_name_and_kind(effuse):

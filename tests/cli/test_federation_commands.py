@@ -29,7 +29,10 @@ def test_what_serve_refuses(effuse, keys, toy_file, tmp_path):
             f"serve {recipe} --listen 127.0.0.1:8000 --keys keys/client-0",
             "server.pem is missing; give a server's keys with --keys",
         ),
-        (f"serve {recipe} --listen 127.0.0.1:8000 --keys keys", "has no key of client 2; make keys for 3 clients, or go on without it by --quorum 2"),
+        (
+            f"serve {recipe} --listen 127.0.0.1:8000 --keys keys",
+            "has no key of client 2; make keys for 3 clients, or go on without it by --quorum 2",
+        ),
         (f"serve {recipe} --listen 127.0.0.1:8000 --keys keys --quorum 3", "has no key of client 2"),
         (f"serve {recipe} --listen 127.0.0.1:8000 --quorum 4", "--quorum 4: there are 3 clients; it is between 1 and 3"),
         (f"serve {recipe} --listen 127.0.0.1:8000 --resume a --out b", "--resume a and --out b: give one of them"),

@@ -38,7 +38,7 @@ def toy_table(toy_file, monkeypatch):
                 metric="kid",
                 printed=39.0 if clients == 2 else None,
                 spread=4.0 if clients == 2 else None,
-            )  # fmt: skip
+            )
             for method, source in sources.items()
             for clients in (2, 3)
         )
@@ -85,7 +85,9 @@ def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, 
     monkeypatch.delenv("COLUMNS", raising=False)
     written = effuse("reproduce toy.table --scale smoke --out here --show").out
     lines = [line.split() for line in written.splitlines()]
-    assert ["method", "clients", "printed", "ours", "kid_classifier_pooled", "MB", "sent", "s"] in lines, "a file folds no column"
+    assert ["method", "clients", "printed", "ours", "kid_classifier_pooled", "MB", "sent", "s"] in lines, (
+        "a file folds no column"
+    )
     shown = effuse("reproduce toy.table --scale smoke --out here --show --json").json
     assert began == ["full-2"] and list(states(shown).values()) == ["done", "missing", "done", "missing"]
     some = effuse("reproduce toy.table --scale smoke --out here --show --only clients=3 --json").json
@@ -266,8 +268,14 @@ def test_means_are_held_against_a_row_seed_by_seed(effuse, toy_file, monkeypatch
     )
     row = Reproduction.row
     monkeypatch.setattr(Reproduction, "row", lambda self, plan: row(self, plan) | {"ours": found.get(plan.cell.name)})
-    means = {mean["labels"]["method"]: mean["difference"] for mean in effuse("reproduce toy.pairs --show --json").json["means"]}
-    assert means == {"a": {"mean": None, "std": None}, "b": {"mean": -1.5, "std": 0.5**0.5}, "c": {"mean": None, "std": None}}
+    means = {
+        mean["labels"]["method"]: mean["difference"] for mean in effuse("reproduce toy.pairs --show --json").json["means"]
+    }
+    assert means == {
+        "a": {"mean": None, "std": None},
+        "b": {"mean": -1.5, "std": 0.5**0.5},
+        "c": {"mean": None, "std": None},
+    }
     lines = [line.split() for line in effuse("reproduce toy.pairs --show").out.splitlines()]
     assert ["method", "ours", "minus", "a", "runs"] in lines
     assert ["b", "13.5", "±", "6.4", "-1.50", "±", "0.71", "2", "of", "3"] in lines
@@ -301,7 +309,7 @@ def sampled_twice(toy_file, monkeypatch):
             recipe=source,
             metric="kid_classifier",
             settings=(*METRICS, "evaluate.grid=4", f"sampler=ddim(steps={steps})"),
-        )  # fmt: skip
+        )
         for method, source in sources.items()
         for steps in (2, 3)
     )
@@ -382,11 +390,17 @@ def test_every_committed_manifest_is_still_a_recipe():
 @pytest.mark.parametrize(
     ("name", "scale", "done"),
     [
-        ("fedddpm.causes", "scaled", 4), ("fedddpm.comparison", "scaled", 63), ("fedddpm.tuning", "scaled", 35),
-        ("fedddpm.unequal", "digits", 18), ("fedddpm.warmups", "digits", 27), ("feddiffuse.ablation", "paper", 17), ("feddiffuse.table1", "paper", 1),
-        ("fedphd.comparison", "scaled", 33), ("fedphd.tuning", "scaled", 7),
+        ("fedddpm.causes", "scaled", 4),
+        ("fedddpm.comparison", "scaled", 63),
+        ("fedddpm.tuning", "scaled", 35),
+        ("fedddpm.unequal", "digits", 18),
+        ("fedddpm.warmups", "digits", 27),
+        ("feddiffuse.ablation", "paper", 17),
+        ("feddiffuse.table1", "paper", 1),
+        ("fedphd.comparison", "scaled", 33),
+        ("fedphd.tuning", "scaled", 7),
     ],
-)  # fmt: skip
+)
 def test_committed_runs_are_recognised(name, scale, done):
     there = Reproduction(name, tables()[name](), COMMITTED / f"{name}-{scale}", scale)
     states = [there._state(plan)[0] for plan in there.planned.values()]

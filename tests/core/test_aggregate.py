@@ -160,8 +160,10 @@ def test_groups_and_where_their_means_begin():
     start = {"a": begun(2.0, 6.0), "c": begun(5.0, 1.0)}
     found = fed.mean(Telling().train, [0, 1, 2, 3], group={0: "a", 1: "b", 2: "c", 3: "b"}, start=start, model=model(0.0))
     assert {g: (w(f), f.weight, f.heard) for g, f in found.items()} == {
-        "a": (4.0, 8.0, (0,)), "b": (2.0, 2.0, (1, 3)), "c": (5.0, 1.0, ())
-    }  # fmt: skip
+        "a": (4.0, 8.0, (0,)),
+        "b": (2.0, 2.0, (1, 3)),
+        "c": (5.0, 1.0, ()),
+    }
     assert fed.mean(Telling().train, [2], group={2: "d"}, model=model(0.0))["d"].value.model is None
 
 
@@ -229,7 +231,9 @@ def test_the_median_goes_by_coordinate_and_reaches_parts_and_running_means():
     answers = [told(0.0, dc=params(a, b), parts={"x": params(b)}, contrast=c, running=a) for a, b, c in three]
     found = reduced(answers, by=Median())
     assert [t.item() for t in found.value.dc.tensors] == [2.0, 8.0] and found.value.parts["x"]["p0"] == 8.0
-    assert found.value.model.buffers["mean"] == 2.0 and found.value.contrast == 3.0, "a number is averaged, whatever the rule"
+    assert found.value.model.buffers["mean"] == 2.0 and found.value.contrast == 3.0, (
+        "a number is averaged, whatever the rule"
+    )
 
 
 def test_a_trimmed_mean():
@@ -267,14 +271,18 @@ def test_krum_measures_all_fields_together():
 
 
 def test_krum_needs_two_f_and_three():
-    with pytest.raises(FederationError, match=r"round -1, job 'train': krum\(f=1\) needs 2 f \+ 3 = 5 replies, not 4; lower f"):
+    with pytest.raises(
+        FederationError, match=r"round -1, job 'train': krum\(f=1\) needs 2 f \+ 3 = 5 replies, not 4; lower f"
+    ):
         reduced([told(1.0)] * 4, by=Krum(f=1))
 
 
 @pytest.mark.parametrize("by", [Median(), Trimmed(share=0.34), Krum(f=0)])
 def test_unequal_parts_are_refused_by_those_who_compare_them(by):
     answers = [told(0.0, parts={part: params(1.0)}) for part in "aab"]
-    with pytest.raises(FederationError, match=r"clients 0 and 2 report different parts, and .* needs equal ones; use mean\(\)"):
+    with pytest.raises(
+        FederationError, match=r"clients 0 and 2 report different parts, and .* needs equal ones; use mean\(\)"
+    ):
         reduced(answers, by=by)
     with pytest.raises(FederationError, match="cannot go on from a mean"):
         reduced(answers[:1], by=by, start=begun(1.0, 1.0))
@@ -397,7 +405,10 @@ def test_a_recipe_of_before_there_was_the_key_is_the_same_recipe():
         (FedAvg(local=ADAM, aggregate=Krum(f=1)), r"aggregate: krum\(f=1\) needs 2 f \+ 3 = 5 replies, not 3"),
         (FedAvg(local=ADAM, cohort=2, aggregate=Krum(f=0)), "= 3 replies, not 2"),
         (FedAvg(local=ADAM, aggregate=Trimmed(share=0.1)), "drops none of 3 replies; raise share"),
-        (USplit(local=ADAM, aggregate=Median()), "median.. needs equal parts of all clients, and those of feddiffuse_usplit"),
+        (
+            USplit(local=ADAM, aggregate=Median()),
+            "median.. needs equal parts of all clients, and those of feddiffuse_usplit",
+        ),
         (MoFedSAM(local=ADAM, aggregate=Median()), "median.., but mofedsam divides each update by its client's own steps"),
     ],
 )
@@ -413,7 +424,9 @@ def test_check_tells_the_bytes_and_refuses_too_many(monkeypatch):
     assert found["cohort"] == 3 * 388 and found["total"] == sum(v for k, v in found.items() if k != "total")
     assert check(toy_recipe())["memory"]["cohort"] == 0
     monkeypatch.setattr(refusals, "machine_memory", lambda: 1000)
-    with pytest.raises(RecipeError, match="holds the replies of a whole cohort, 1,164 bytes, and this machine has 1,000 bytes"):
+    with pytest.raises(
+        RecipeError, match="holds the replies of a whole cohort, 1,164 bytes, and this machine has 1,000 bytes"
+    ):
         check(recipe)
     check(toy_recipe())
 

@@ -30,7 +30,9 @@ HOOKS = {"jobs", "solvers", "ready", "setup", "round", "deliver", "warnings"}
 def test_every_capability_is_declared_by_who_has_it():
     real = {cls for cls in registry(Algorithm).values() if cls.__module__.startswith("effuse.")}
     assert {kind: {cls.name for cls in real if issubclass(cls, kind)} for kind in DECLARED} == DECLARED
-    defined = {cls for _, cls in inspect.getmembers(capabilities, inspect.isclass) if cls.__module__ == capabilities.__name__}
+    defined = {
+        cls for _, cls in inspect.getmembers(capabilities, inspect.isclass) if cls.__module__ == capabilities.__name__
+    }
     assert {cls for cls in defined if issubclass(cls, Algorithm)} == {*DECLARED}, "and no other is there"
 
 

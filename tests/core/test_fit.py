@@ -84,7 +84,9 @@ def test_moments_of_a_network_that_was_cut_make_way():
         client.begin(Stream((0,)), 0)
         client.fit(client.load(arch.initial(Stream((1,)))), solver, data)
     (moments,) = client.state.values()
-    assert moments["exp_avg/down.weight"].shape == (2, 1, 3, 3) and moments["step/down.weight"].item() == 10, "two fits of five"
+    assert moments["exp_avg/down.weight"].shape == (2, 1, 3, 3) and moments["step/down.weight"].item() == 10, (
+        "two fits of five"
+    )
 
 
 def test_the_gradient_is_looked_at_and_nothing_moves():
@@ -256,7 +258,10 @@ def test_constant_values_are_in_no_model_and_no_fit_moves_them():
 
 def test_rows_of_a_data_set_keep_all_its_columns():
     data = Dataset(
-        torch.arange(3, dtype=torch.uint8)[:, None, None, None], torch.tensor([0, 1, 0]), ("a", "b"), groups=torch.tensor([7, 8, 9])
+        torch.arange(3, dtype=torch.uint8)[:, None, None, None],
+        torch.tensor([0, 1, 0]),
+        ("a", "b"),
+        groups=torch.tensor([7, 8, 9]),
     )
     some = data.rows(torch.tensor([2, 0]))
     assert some.images.flatten().tolist() == [2, 0] and some.labels.tolist() == [0, 0]

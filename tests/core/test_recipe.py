@@ -139,7 +139,10 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path):
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest():
-    for source, told in (("dmo", "neither a recipe 'dmo' nor a run folder or file of that name"), ("dmo()", "no recipe 'dmo'")):
+    for source, told in (
+        ("dmo", "neither a recipe 'dmo' nor a run folder or file of that name"),
+        ("dmo()", "no recipe 'dmo'"),
+    ):
         with pytest.raises(RecipeError, match=rf"{told}; did you mean .*demo"):
             find_recipe(source)
     with pytest.raises(RecipeError, match="recipe demo has no argument 'fast'"):

@@ -135,8 +135,13 @@ def celeba(root: Path, people: list[tuple[str, str]]) -> Path:
 
 def test_celeba_has_sixteen_classes_and_the_first_hair_colour_counts(tmp_path: Path, monkeypatch):
     """Label = 8 Male + 4 Young + hair: a young man of black and grey hair is 12, an old woman of grey hair 3."""
-    people = [("1 1 1 -1 -1 1", "0"), ("-1 -1 -1 -1 -1 1", "0"), ("1 1 -1 -1 -1 -1", "0"), ("1 -1 -1 1 -1 -1", "2"),
-              ("1 1 1 -1 -1 -1", "1")]  # fmt: skip
+    people = [
+        ("1 1 1 -1 -1 1", "0"),
+        ("-1 -1 -1 -1 -1 1", "0"),
+        ("1 1 -1 -1 -1 -1", "0"),
+        ("1 -1 -1 1 -1 -1", "2"),
+        ("1 1 1 -1 -1 -1", "1"),
+    ]
     celeba(tmp_path, people)
     monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
     source = CelebA(transforms=(Crop(), Resize(side=4)))
@@ -149,8 +154,13 @@ def test_celeba_has_sixteen_classes_and_the_first_hair_colour_counts(tmp_path: P
 def test_celeba_s_format_in_any_folder_with_identities_as_groups(tmp_path: Path):
     folder = celeba(tmp_path, [("1 1 1 -1 -1 1", "0"), ("-1 -1 -1 -1 -1 1", "0"), ("1 -1 1 1 1 1", "2")])
     (folder / "identity.txt").write_text("0.jpg 77\n1.jpg 5\n2.jpg 77\n")
-    source = Folder(path=str(folder / "img_align_celeba"), attributes="../list_attr_celeba.txt", classes_from=("Male",),
-                    groups="../identity.txt", transforms=(Crop(),))  # fmt: skip
+    source = Folder(
+        path=str(folder / "img_align_celeba"),
+        attributes="../list_attr_celeba.txt",
+        classes_from=("Male",),
+        groups="../identity.txt",
+        transforms=(Crop(),),
+    )
     train = source.load("train")
     assert train.labels.tolist() == [1, 0] and train.classes == ("-1", "1") and train.groups.tolist() == [1, 0]
     assert build_text(text(source), Source, "data") == source

@@ -59,8 +59,14 @@ def test_sizes_that_make_no_data_are_refused(source: str):
 
 def test_union_numbers_its_domains(tmp_path):
     images, labels = np.zeros((20, 28, 28, 3), np.uint8), np.arange(20) % 10
-    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels,
-             train_groups=np.arange(20) // 2)  # fmt: skip
+    np.savez(
+        tmp_path / "a.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+        train_groups=np.arange(20) // 2,
+    )
     union = Union(
         sources=(Digits(transforms=(Resize(side=28), Channels(n=3))), Npz(path=str(tmp_path / "a.npz"))),
         transforms=(Resize(side=16), Flip()),

@@ -47,10 +47,17 @@ def sample(
 
 @pytest.mark.parametrize(
     "sampler",
-    [Ancestral(), Ancestral(steps=400, variance="large"), Ddim(steps=200), Ddim(steps=500, eta=1.0, clip=True),
-     Ddim(steps=50, spacing="quadratic"), DpmSolver(steps=10), DpmSolver(steps=20, order=3)],
+    [
+        Ancestral(),
+        Ancestral(steps=400, variance="large"),
+        Ddim(steps=200),
+        Ddim(steps=500, eta=1.0, clip=True),
+        Ddim(steps=50, spacing="quadratic"),
+        DpmSolver(steps=10),
+        DpmSolver(steps=20, order=3),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_gaussian_is_recovered(sampler: Sampler) -> None:
     """Mean 0.1 within four standard errors (0.2 / sqrt(4000) = 0.0032), deviation 0.2 within a tenth."""
     x = sample(sampler, Denoise())
@@ -60,10 +67,12 @@ def test_a_gaussian_is_recovered(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "schedule"),
-    [*itertools.product([Ancestral(steps=50), Ddim(), DpmSolver()], [Linear(), Cosine(steps=200)]),
-     (Ddim(spacing="quadratic"), Linear())],
+    [
+        *itertools.product([Ancestral(steps=50), Ddim(), DpmSolver()], [Linear(), Cosine(steps=200)]),
+        (Ddim(spacing="quadratic"), Linear()),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_targets_are_equivalent(sampler: Sampler, schedule: Linear) -> None:
     """Networks that know the same, told in epsilon, v or x0, give the same images.
 
@@ -138,10 +147,15 @@ def test_quadratic_steps() -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "first", "evaluations"),
-    [(Ancestral(), 199, 200), (Ancestral(steps=10), 180, 10), (Ddim(steps=50), 196, 50),
-     (Ddim(steps=5, spacing="quadratic"), 160, 5), (DpmSolver(steps=8), 199, 8)],
+    [
+        (Ancestral(), 199, 200),
+        (Ancestral(steps=10), 180, 10),
+        (Ddim(steps=50), 196, 50),
+        (Ddim(steps=5, spacing="quadratic"), 160, 5),
+        (DpmSolver(steps=8), 199, 8),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_evaluations(sampler: Sampler, first: int, evaluations: int) -> None:
     """The network is told falling time steps, one per image; `tick` counts its evaluations."""
     task, calls, ticks = Denoise(schedule=Linear(steps=200)), [], []
@@ -199,10 +213,13 @@ def test_too_many_steps_and_wrong_tasks_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "schedule", "first", "left"),
-    [(Ancestral(steps=510), Linear(), 509, 27), (Ddim(steps=600), Cosine(), 599, 58),
-     (Ddim(spacing="quadratic"), Cosine(), 800, 31)],
+    [
+        (Ancestral(steps=510), Linear(), 509, 27),
+        (Ddim(steps=600), Cosine(), 599, 58),
+        (Ddim(spacing="quadratic"), Cosine(), 800, 31),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_first_step_that_is_not_yet_noise_is_refused(sampler: Sampler, schedule: Linear, first: int, left: int) -> None:
     """1000 // 510 = 1, so 510 steps are 509 to 0, where a = exp(-(0.0001 * 510 + 0.0199 * 510^2 / 2000) / 2) = 0.27; quadratic ones
     begin at 0.8 T, where a cosine has cos(0.8 pi / 2) = 0.31 left and a linear schedule 0.04."""

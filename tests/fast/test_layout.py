@@ -128,7 +128,9 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
 def test_zeros_align_every_part():
     """Six numbers in two parts of three become two of eight; a matrix along its columns; what is aligned is not copied."""
     assert aligned(torch.arange(1, 7), 0, 2).tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 4, 5, 6, 0, 0, 0, 0, 0]
-    assert aligned(torch.ones(2, 3, 9), -1).sum(-1).tolist() == [[9.0] * 3] * 2 and aligned(torch.ones(2, 3, 9), -1).shape == (2, 3, 16)
+    assert aligned(torch.ones(2, 3, 9), -1).sum(-1).tolist() == [[9.0] * 3] * 2 and aligned(
+        torch.ones(2, 3, 9), -1
+    ).shape == (2, 3, 16)
     assert aligned(torch.ones(2, 12, 3), 1, 3).sum((0, 2)).tolist() == [6.0, 6.0, 6.0, 6.0, 0.0, 0.0, 0.0, 0.0] * 3
     x = torch.ones(16, 3)
     assert aligned(x, 0, 2) is x
@@ -141,7 +143,9 @@ def test_products_of_a_pruned_network_are_aligned(monkeypatch):
     assert ".to_q:192>204 " in arch.cut and "time_embedding.linear_2:409>409 " in arch.cut
     heads = []
     attention = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *r, **k: (heads.append(q.shape[-1]), attention(q, *r, **k))[1])
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, *r, **k: (heads.append(q.shape[-1]), attention(q, *r, **k))[1]
+    )
     with torch.device("meta"), Products() as seen:
         net = for_tensor_cores(arch.build(), ("norm", "attention"))
         net(torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64)).sum().backward()

@@ -72,7 +72,9 @@ def test_every_factor_by_hand():
     by_hand |= {"server noise": 0.24, "server drift": 0.072}
     assert bound.constant() == pytest.approx(0.351) and bound.noise() == pytest.approx(by_hand)
     assert (bound.descent(1.0, 0.0), bound.descent(0.0, 1.0)) == (pytest.approx(0.01755), pytest.approx(0.075))
-    assert bound.terms() == pytest.approx({"start": 0.7 / 0.0351} | {name: value / 0.0351 for name, value in by_hand.items()})
+    assert bound.terms() == pytest.approx(
+        {"start": 0.7 / 0.0351} | {name: value / 0.0351 for name, value in by_hand.items()}
+    )
     assert dataclasses.replace(bound, eta=0.005).terms()["start"] == pytest.approx(0.7 / 0.015)
 
 

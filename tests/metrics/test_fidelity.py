@@ -62,7 +62,9 @@ def test_images_that_another_figure_has_seen_can_be_left_out(subject_of: Subject
     assert values[0] == values[2] != values[1]
     outlook = Outlook(classifies=False, conditional=False, classes=10, real={"train": 1438, "test": 359})
     FID(encoder=Classifier(), reference=150, skip=209).ready(outlook)
-    with pytest.raises(RecipeError, match="skip=210 and reference=150, but the test split has 359 images; lower either: --set"):
+    with pytest.raises(
+        RecipeError, match="skip=210 and reference=150, but the test split has 359 images; lower either: --set"
+    ):
         FID(encoder=Classifier(), reference=150, skip=210).ready(outlook)
     with pytest.raises(RecipeError, match="skip=358 and reference=None, but the test split has 359 images"):
         FID(encoder=Classifier(), skip=358).ready(outlook)

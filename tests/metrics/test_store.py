@@ -50,10 +50,13 @@ def test_of_processes_that_want_the_same_one_computes_it(tmp_path):
     """A classifier's training may end in other bits in every process; those of one table are to measure by the same."""
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", WANTS, tmp_path / "cache", tmp_path / "log"], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", WANTS, tmp_path / "cache", tmp_path / "log"],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for _ in range(3)
-    ]  # fmt: skip
+    ]
     for process in started:
         assert process.stdout.readline() == "ready\n"
     for process in started:

@@ -148,9 +148,15 @@ def test_warm_start_from_a_plain_diffusers_model(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     theirs = UNet2DModel(
-        sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(8, 16), norm_num_groups=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-    ).eval()  # fmt: skip
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    ).eval()
     theirs.save_pretrained(tmp_path)
     start = FromPretrained(folder=str(tmp_path)).resolved(SHAPE)
     model = start.initial(Stream((0,)))

@@ -188,9 +188,13 @@ def test_group_weights_by_hand():
     weights = group_weights(ToyUnet().resolved(Shape(4, 1, 2)), 0.25)
     means = {k: t.unique().tolist() for k, t in weights.items()}
     assert means == {
-        "down.weight": [0.25], "down.bias": [0.25], "middle.weight": [0.5], "middle.bias": [0.25], "up.weight": [0.25],
+        "down.weight": [0.25],
+        "down.bias": [0.25],
+        "middle.weight": [0.5],
+        "middle.bias": [0.25],
+        "up.weight": [0.25],
         "up.bias": [0.0],
-    }  # fmt: skip
+    }
 
 
 def test_the_distance_from_the_middle_by_hand():

@@ -124,7 +124,9 @@ def test_controls_take_fedavgs_steps():
 )
 def test_controls_take_fedavgs_steps_at_every_size(rounds, clients, p, K, tmp_path):
     """30 rounds, 3 of 20 clients, 2 epochs: 9 epochs a client, as three rounds of three; 7 rounds of 8 of 20: 2.8, so three."""
-    table = find_table(f"fedddpm.comparison(seeds=[0], size=resized(rounds={rounds}, clients={clients}, warmup=1, p={p}, K={K}))")[1]
+    table = find_table(
+        f"fedddpm.comparison(seeds=[0], size=resized(rounds={rounds}, clients={clients}, warmup=1, p={p}, K={K}))"
+    )[1]
     plans = {p.cell.labels["method"]: p for p in Reproduction("x", table, tmp_path, "scaled").planned.values()}
     steps = {
         m: check(plans[m].recipe.changed([MNIST, "evaluate.metrics=[]", "partition=iid()"]))["steps"]
@@ -176,8 +178,18 @@ def test_the_scaled_quick_test_ends_falling_curves_in_time(sigma):
     assert (ends(find_recipe("fedddpm.plus")[1].algorithm.test) < 30).mean() < 0.1
 
 
-TABLES = ("fedddpm.table1", "fedddpm.table2", "fedddpm.table3", "fedddpm.necessity", "fedddpm.curves", "fedddpm.comparison",
-          "fedddpm.tuning", "fedddpm.causes", "fedddpm.warmups", "fedddpm.unequal")  # fmt: skip
+TABLES = (
+    "fedddpm.table1",
+    "fedddpm.table2",
+    "fedddpm.table3",
+    "fedddpm.necessity",
+    "fedddpm.curves",
+    "fedddpm.comparison",
+    "fedddpm.tuning",
+    "fedddpm.causes",
+    "fedddpm.warmups",
+    "fedddpm.unequal",
+)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -225,7 +237,9 @@ def test_the_necessity_test_prints_what_the_fid_tables_do():
 
 def test_a_cell_trains_on_the_data_of_its_table(tmp_path):
     for table, data in (("table1", "mnist()"), ("table2", "cifar10()"), ("table3", "cifar100()")):
-        assert {str(p.recipe.data) for p in Reproduction(*find_table(f"fedddpm.{table}"), tmp_path).planned.values()} == {data}
+        assert {str(p.recipe.data) for p in Reproduction(*find_table(f"fedddpm.{table}"), tmp_path).planned.values()} == {
+            data
+        }
     for plan in Reproduction(*find_table("fedddpm.necessity"), tmp_path).planned.values():
         assert str(plan.recipe.data) == f"{plan.cell.labels['data']}()"
 
@@ -274,7 +288,9 @@ def test_everybody_is_tuned_alike(tmp_path):
         }
         assert knob == "algorithm.local.lr" or rates == {3e-4}, "all at FedAvg's"
     left = set(COMPARED) - set(KNOBS)
-    assert left == {"fedavg_size", "local_only", "aux_only"}, "which are FedAvg by other weights, without averages, and elsewhere"
+    assert left == {"fedavg_size", "local_only", "aux_only"}, (
+        "which are FedAvg by other weights, without averages, and elsewhere"
+    )
     matched = {plan.recipe.rounds for plan in plans if plan.cell.labels["method"] == "fedavg_matched"}
     assert matched == {38}, "5 epochs of warm-up for ten are 12.5 of its rounds, 20 corrections 5: with 20 of its own, 37.5"
     for call in ("fedddpm.tuning(seed=2)", "fedddpm.comparison(seeds=[0, 100])"):
@@ -314,11 +330,14 @@ def test_the_lengths_of_a_warm_up_cost_what_their_controls_cost(tmp_path):
 def test_the_digits_may_be_dealt_out_by_dirichlet(tmp_path):
     """The same cells, and of each nothing but the partition is another."""
     shards, skewed = (
-        Reproduction(*find_table(f"fedddpm.warmups(seeds=[3]{more})"), tmp_path).planned for more in ("", ', partition="dir0.1"')
+        Reproduction(*find_table(f"fedddpm.warmups(seeds=[3]{more})"), tmp_path).planned
+        for more in ("", ', partition="dir0.1"')
     )
     assert shards.keys() == skewed.keys() and len(shards) == 9
     for name, plan in skewed.items():
-        assert str(plan.recipe.partition).startswith("label_skew(beta=0.1") and "shards" in str(shards[name].recipe.partition)
+        assert str(plan.recipe.partition).startswith("label_skew(beta=0.1") and "shards" in str(
+            shards[name].recipe.partition
+        )
         assert plan.recipe == shards[name].recipe.changed(["partition=label_skew(beta=0.1, top_up=True)"])
 
 
@@ -331,26 +350,40 @@ def test_unequal_clients_by_epochs_and_by_steps(tmp_path):
         method, unit, seed = name.split("-")
         local = plan.recipe.algorithm.local
         assert (local.epochs, local.steps) == ((3, None) if unit == "epochs" else (None, 30)) and local.batch == 16
-        assert plan.recipe.changed(["algorithm.local.epochs=None", "algorithm.local.steps=30"]) == plans[f"{method}-steps-{seed}"].recipe
+        assert (
+            plan.recipe.changed(["algorithm.local.epochs=None", "algorithm.local.steps=30"])
+            == plans[f"{method}-steps-{seed}"].recipe
+        )
         sizes += [len(shard) for shard in plan.recipe.shards(plan.recipe.data.load("train"))]
     assert (min(sizes), max(sizes)) == (15, 399) and (3 * math.ceil(15 / 16), 3 * math.ceil(399 / 16)) == (3, 75)
 
 
 def test_every_cause_changes_little(tmp_path):
     """Against the comparison's own cell of the method: that, the average at the server, no looks on the way, and nothing else."""
-    known = {p.cell.name: p.recipe for p in Reproduction(*find_table("fedddpm.comparison"), tmp_path, "scaled").planned.values()}
+    known = {
+        p.cell.name: p.recipe for p in Reproduction(*find_table("fedddpm.comparison"), tmp_path, "scaled").planned.values()
+    }
     longer = {"algorithm.warmup.lr=0.0005", "algorithm.warmup.epochs=48"}
     changed = {
-        "real": {"algorithm.real=True"}, "warm-up-48": longer, "plus-warm-up-48": longer, "warm-up-48-longer": longer | {"rounds=78"},
-        "warm-up-rate": {"algorithm.warmup.lr=0.0005"}, "fedavg-matched-48": {"rounds=158"}, "longer": {"rounds=78"}, "none": set(),
-        "small-step": {"algorithm.central.lr=1e-05"}, "averaged-correction": {"algorithm.central.ema=0.9"},
+        "real": {"algorithm.real=True"},
+        "warm-up-48": longer,
+        "plus-warm-up-48": longer,
+        "warm-up-48-longer": longer | {"rounds=78"},
+        "warm-up-rate": {"algorithm.warmup.lr=0.0005"},
+        "fedavg-matched-48": {"rounds=158"},
+        "longer": {"rounds=78"},
+        "none": set(),
+        "small-step": {"algorithm.central.lr=1e-05"},
+        "averaged-correction": {"algorithm.central.ema=0.9"},
         "plus-real": {"algorithm.real=True"},
-    }  # fmt: skip
+    }
     plans = Reproduction(*find_table("fedddpm.causes"), tmp_path, "scaled").planned.values()
     for plan in plans:
         name, seed = plan.cell.labels["change"], plan.cell.labels["seed"]
         method = {"plus": "plus", "fedavg": "fedavg_matched"}.get(name.partition("-")[0], "fedddpm")
-        assert plan.recipe == known[f"{method}-shard-{seed}"].changed([*sorted(changed[name]), "ema=0.5", "evaluate.every=0"])
+        assert plan.recipe == known[f"{method}-shard-{seed}"].changed(
+            [*sorted(changed[name]), "ema=0.5", "evaluate.every=0"]
+        )
     assert [(p.cell.labels["change"], p.cell.labels["seed"]) for p in plans][:2] == [("real", 0), ("warm-up-48", 0)]
     assert {p.cell.labels["change"] for p in plans} == changed.keys()
 
@@ -384,7 +417,9 @@ def test_how_the_comparison_and_its_tuning_look(tmp_path):
     assert {p.recipe.evaluate.every for p in tuned} == {0}
     for plans, n in ((compared, 10_000), (tuned, 5_000)):
         fids, mixes = zip(*(p.recipe.evaluate.metrics for p in plans))
-        assert {(m.n, m.split, str(m.encoder)) for m in fids} == {(n, "train", "inception()")} and {m.n for m in mixes} == {n}
+        assert {(m.n, m.split, str(m.encoder)) for m in fids} == {(n, "train", "inception()")} and {m.n for m in mixes} == {
+            n
+        }
     small = Reproduction(*find_table("fedddpm.comparison"), tmp_path, "smoke").planned.values()
     assert {p.recipe.evaluate.metrics[0].split for p in small} == {"train"}
 
@@ -479,7 +514,9 @@ def test_a_title_tells_of_the_scale_that_is_run(tmp_path):
     assert title("fedddpm.tuning(size=resized(rounds=7))", "smoke").endswith("7 rounds")
     assert title("fedddpm.causes", "smoke") == f"FedDDPM under shards with little changed, {smoke}"
     assert title("fedddpm.table1", "smoke") == "FedDDPM, Table 1: FID on MNIST, participation in per cent, run on digits"
-    assert title("fedddpm.table1", "scaled").endswith("in per cent, scaled") and title("fedddpm.table1", "paper").endswith("in per cent")
+    assert title("fedddpm.table1", "scaled").endswith("in per cent, scaled") and title("fedddpm.table1", "paper").endswith(
+        "in per cent"
+    )
     for name in ("feddiffuse.table1", "feddiffuse.ablation", "fedphd.table1"):
         assert title(name, "smoke").endswith(", run on digits") and title(name, "paper") == find_table(name)[1].title
     assert title("fedphd.comparison", "smoke").endswith("on digits: a tenth of the rounds")

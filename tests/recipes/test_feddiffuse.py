@@ -56,11 +56,18 @@ def published(method: str, k: int) -> int:
 
 
 EXACT = {
-    ("full", 2): 179_778_900, ("full", 5): 449_447_250, ("full", 10): 898_894_500,
-    ("usplit", 2): 134_834_175, ("usplit", 10): 674_170_875,
-    ("ulatdec", 2): 105_501_664, ("ulatdec", 5): 263_754_160, ("ulatdec", 10): 527_508_320,
-    ("udec", 2): 47_537_856, ("udec", 5): 118_844_640, ("udec", 10): 237_689_280,
-}  # fmt: skip
+    ("full", 2): 179_778_900,
+    ("full", 5): 449_447_250,
+    ("full", 10): 898_894_500,
+    ("usplit", 2): 134_834_175,
+    ("usplit", 10): 674_170_875,
+    ("ulatdec", 2): 105_501_664,
+    ("ulatdec", 5): 263_754_160,
+    ("ulatdec", 10): 527_508_320,
+    ("udec", 2): 47_537_856,
+    ("udec", 5): 118_844_640,
+    ("udec", 10): 237_689_280,
+}
 
 
 @pytest.mark.parametrize(("method", "clients"), EXACT)
@@ -95,9 +102,15 @@ def test_published_traffic_of_usplit_with_an_odd_client():
 
 # what makes a run a matter of seconds and leaves its protocol alone
 SHRUNK = [
-    "data=digits()", "model=convnext_unet(dim=4, multipliers=[1, 2])", "algorithm.local=adam(lr=1e-4, batch=8, steps=1)",
-    "rounds=3", "evaluate.metrics=[]", "evaluate.grid=2", "sampler=ddim(steps=4)", "threads=1",
-]  # fmt: skip
+    "data=digits()",
+    "model=convnext_unet(dim=4, multipliers=[1, 2])",
+    "algorithm.local=adam(lr=1e-4, batch=8, steps=1)",
+    "rounds=3",
+    "evaluate.metrics=[]",
+    "evaluate.grid=2",
+    "sampler=ddim(steps=4)",
+    "threads=1",
+]
 
 
 @pytest.mark.parametrize("settings", [["clients=3"], ["clients=4", "algorithm.cohort=3"]])
@@ -133,7 +146,9 @@ def test_the_celeba_setting():
     assert (recipe.clients, recipe.rounds, recipe.algorithm.local.batch, recipe.algorithm.local.epochs) == (5, 30, 64, 5)
     crop, resize = recipe.data.transforms
     assert (crop.side, resize.side) == (178, 64)
-    assert recipe.data.classes_from == ("Male", "Young", "Black_Hair|Brown_Hair|Blond_Hair|Gray_Hair"), "2 x 2 x 4 = 16 classes"
+    assert recipe.data.classes_from == ("Male", "Young", "Black_Hair|Brown_Hair|Blond_Hair|Gray_Hair"), (
+        "2 x 2 x 4 = 16 classes"
+    )
     assert recipe.evaluate.metrics == (FID(n=5000, reference=5000), KID(n=5000, reference=5000)), "not clipped there"
     found = check(recipe.changed(["data=labels(sizes=[100]*16, side=64, channels=3)", "evaluate.metrics=[]", "rounds=1"]))
     assert found["parameters"]["total"] == sum(found["parameters"][p] for p in ("encoder", "bottleneck", "decoder"))
@@ -174,8 +189,9 @@ def test_cells_differ_by_what_their_labels_say(profile, distance):
             expected += [f"algorithm.local.epochs={labels['epochs']}"] if name == "figure3" else []
             assert dataclasses.replace(recipe, partition=plain.partition) == plain.changed(expected), cell.name
     assert {(c.labels["epochs"], c.labels["clients"], c.printed) for c in tables["figure3"].cells} == {
-        (1, 1, 42.53), *((epochs, clients, None) for epochs in (1, 2, 3, 5, 8) for clients in (2, 5, 10))
-    }  # fmt: skip
+        (1, 1, 42.53),
+        *((epochs, clients, None) for epochs in (1, 2, 3, 5, 8) for clients in (2, 5, 10)),
+    }
 
 
 def test_smoke_numbers_stand_in_for_the_tables_own():
@@ -359,8 +375,12 @@ def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():
     final = recipes_of("feddiffuse.ablation")
     assert all(final[f"without-{part}-2023"] == tuned(part) for part in (*TUNED, *HALVES))
     start, cosine = final["without-start-2023"], final["without-cosine-2023"]
-    assert start.algorithm.local.schedule == CosineDecay() and start.changed(TUNED["decay"]) == tuned(), "that and nothing else"
-    assert (cosine.task.target, cosine.task.schedule) == ("v", Linear()) and cosine.changed(["task.schedule=cosine()"]) == tuned()
+    assert start.algorithm.local.schedule == CosineDecay() and start.changed(TUNED["decay"]) == tuned(), (
+        "that and nothing else"
+    )
+    assert (cosine.task.target, cosine.task.schedule) == ("v", Linear()) and cosine.changed(
+        ["task.schedule=cosine()"]
+    ) == tuned()
     for setting, recipe in (("tuned", tuned()), ("plain", full()), ("centralised-tuned", centralised("tuned"))):
         assert all(final[f"{setting}-{seed}"] == recipe.changed([f"seed={seed}"]) for seed in (2023, 2024, 2025))
     assert final["centralised-plain-2023"] == centralised()
@@ -368,7 +388,9 @@ def test_the_ablation_leaves_one_thing_out_and_repeats_the_rest_by_seed():
     assert (table.repeats, table.against, table.also) == ("seed", ("setting", "tuned"), ("fid_clipped", "kid", "class_mix"))
     assert all(cell.metric == "fid" and cell.printed is None for cell in table.cells)
     printed = {cell.labels["setting"]: cell.beside for cell in table.cells if cell.beside}
-    assert printed == {"plain": {"fid_clipped": 39}}, "Table 1's number, which is of clipped images and of the paper's method"
+    assert printed == {"plain": {"fid_clipped": 39}}, (
+        "Table 1's number, which is of clipped images and of the paper's method"
+    )
 
 
 @pytest.mark.parametrize("cell", ["tuned-2023", "centralised-tuned-2023"])

@@ -143,9 +143,15 @@ def test_table_4_in_models():
     FedDiffuse's two thirds of FedAvg: USPLIT's two pairs bring a model each, a half, and UDEC as much of it as decoders are.
     """
     expected = {  # the cost, and the GMAC printed
-        "fedavg": (0.8, 6.06), "fedavg-e1": (4.0, 6.06), "fedprox": (0.8, 6.13), "feddiffuse-usplit": (0.4, 6.06),
-        "feddiffuse-udec": (None, 6.06), "moon": (0.8, 6.26), "scaffold": (1.6, 6.13), "fedphd-os": (0.84, 3.42),
-    }  # fmt: skip
+        "fedavg": (0.8, 6.06),
+        "fedavg-e1": (4.0, 6.06),
+        "fedprox": (0.8, 6.13),
+        "feddiffuse-usplit": (0.4, 6.06),
+        "feddiffuse-udec": (None, 6.06),
+        "moon": (0.8, 6.26),
+        "scaffold": (1.6, 6.13),
+        "fedphd-os": (0.84, 3.42),
+    }
     cells = {cell.name: cell for cell in find_table("fedphd.table4")[1].cells}
     assert cells.keys() == expected.keys()
     for name, (models, gmac) in expected.items():
@@ -173,16 +179,49 @@ def test_the_printed_tables():
     assert printed('fedphd.table1(data="celeba")') == round(celeba + 11.29 + 13.39 + 2 * 15.42 + 10.88 + 2 * 21.44, 2)
     assert printed("fedphd.table3") == 91.78 and printed('fedphd.table3(data="celeba")') == 45.24
     assert printed("fedphd.table4") == round(109.22 * 3 + 546.10 + 72.82 * 2 + 218.44 + 65.46, 2)
-    assert printed("fedphd.table5") == round(25.48 + 26.22 + 28.84 + 49.23 + 22.67 + 17.14 + 17.62 + 23.11 + 22.88 + 25.22 + 45.44
-                                             + 23.24 + 17.77 + 18.03, 2)  # fmt: skip
+    assert printed("fedphd.table5") == round(
+        25.48 + 26.22 + 28.84 + 49.23 + 22.67 + 17.14 + 17.62 + 23.11 + 22.88 + 25.22 + 45.44 + 23.24 + 17.77 + 18.03, 2
+    )
     for data, score, spread in (
-        ("cifar10", 4.24 + 4.68 + 3.88 + 4.14 + 4.11 + 3.71 + 2 * 3.12 + 2 * 3.56 + 5.18 + 7.22  # equal computation, then rounds
-         + 4.16 + 4.01 + 2 * 3.66 + 4.17 + 2 * 3.54,
-         0.26 + 0.28 + 0.38 + 0.22 + 0.66 + 0.82 + 2 * 2.76 + 2 * 0.52 + 0.38 + 0.30),
-        ("celeba", 2.76 + 2.78 + 2.47 + 2.88 + 2.44 + 2.45 + 2 * 2.12 + 2 * 2.32 + 2.92 + 3.22
-         + 2.81 + 2.55 + 2 * 2.34 + 2.78 + 2 * 2.38,
-         0.44 + 0.32 + 0.64 + 0.28 + 0.31 + 0.34 + 2 * 1.22 + 2 * 0.58 + 0.34 + 0.36),
-    ):  # fmt: skip
+        (
+            "cifar10",
+            4.24
+            + 4.68
+            + 3.88
+            + 4.14
+            + 4.11
+            + 3.71
+            + 2 * 3.12
+            + 2 * 3.56
+            + 5.18
+            + 7.22  # equal computation, then rounds
+            + 4.16
+            + 4.01
+            + 2 * 3.66
+            + 4.17
+            + 2 * 3.54,
+            0.26 + 0.28 + 0.38 + 0.22 + 0.66 + 0.82 + 2 * 2.76 + 2 * 0.52 + 0.38 + 0.30,
+        ),
+        (
+            "celeba",
+            2.76
+            + 2.78
+            + 2.47
+            + 2.88
+            + 2.44
+            + 2.45
+            + 2 * 2.12
+            + 2 * 2.32
+            + 2.92
+            + 3.22
+            + 2.81
+            + 2.55
+            + 2 * 2.34
+            + 2.78
+            + 2 * 2.38,
+            0.44 + 0.32 + 0.64 + 0.28 + 0.31 + 0.34 + 2 * 1.22 + 2 * 0.58 + 0.34 + 0.36,
+        ),
+    ):
         cells = find_table(f'fedphd.table1(data="{data}")')[1].cells
         assert sum(cell.beside["IS"] for cell in cells) == pytest.approx(score)
         assert sum(cell.spread or 0.0 for cell in cells) == pytest.approx(spread)
@@ -326,12 +365,17 @@ def test_rates_are_tuned_on_a_seed_of_their_own_and_taken_by_all(tmp_path, monke
     assert found == [(1, 50, rate) for rate in (1e-4, 2e-4, 5e-4, 1e-3)] + [(5, 10, rate) for rate in (2e-4, 5e-4, 1e-3)]
     assert {p.recipe.seed for p in tried} == {100} and {p.recipe.evaluate.metrics[0].n for p in tried} == {5000}
     beyond = Reproduction(*find_table("fedphd.tuning(rates=[2e-3])"), tmp_path).planned
-    assert {name: p.recipe.algorithm.local.lr for name, p in beyond.items()} == {"fedavg-e1-0.002": 2e-3, "fedavg-0.002": 2e-3}
+    assert {name: p.recipe.algorithm.local.lr for name, p in beyond.items()} == {
+        "fedavg-e1-0.002": 2e-3,
+        "fedavg-0.002": 2e-3,
+    }
     monkeypatch.setattr("effuse.recipes.fedphd.comparison.TUNED", {1: 7e-4, 5: 3e-4})
     plans = Reproduction(*find_table("fedphd.comparison"), tmp_path).planned
     rates = {name: p.recipe.algorithm.local.lr for name, p in plans.items()}
     ones = {name for name, rate in rates.items() if rate == 7e-4}
-    assert ones == {name for name in plans if name.startswith(("fedphd", "fedavg-e1", "centralised", "scaffold-e1"))} and {*rates.values()} == {7e-4, 3e-4}
+    assert ones == {name for name in plans if name.startswith(("fedphd", "fedavg-e1", "centralised", "scaffold-e1"))} and {
+        *rates.values()
+    } == {7e-4, 3e-4}
     for wrong in ("fedphd.comparison(seeds=[0, 100])", "fedphd.tuning(seed=99)"):
         with pytest.raises(RecipeError, match="choose"):
             find_table(wrong)
@@ -339,10 +383,18 @@ def test_rates_are_tuned_on_a_seed_of_their_own_and_taken_by_all(tmp_path, monke
 
 # what makes a run a matter of seconds and leaves its protocol alone
 SHRUNK = [
-    "data=digits()", "model=unet(widths=[8, 16], layers=1, attention=[4], groups=4)", "algorithm.local=adam(lr=1e-4, batch=8, steps=1)",
-    "clients=6", "algorithm.cohort=3", "partition=classes(per_client=2)", "rounds=3", "evaluate.metrics=[]", "evaluate.grid=2",
-    "sampler=ddim(steps=4)", "threads=1",
-]  # fmt: skip
+    "data=digits()",
+    "model=unet(widths=[8, 16], layers=1, attention=[4], groups=4)",
+    "algorithm.local=adam(lr=1e-4, batch=8, steps=1)",
+    "clients=6",
+    "algorithm.cohort=3",
+    "partition=classes(per_client=2)",
+    "rounds=3",
+    "evaluate.metrics=[]",
+    "evaluate.grid=2",
+    "sampler=ddim(steps=4)",
+    "threads=1",
+]
 CUT = ["algorithm.r_g=1", "algorithm.R_s=2"]
 
 

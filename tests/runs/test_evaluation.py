@@ -80,9 +80,10 @@ def test_personal_models_are_told_by_mean_and_spread_and_pooled_alike(tmp_path):
 def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
     """Six images of three clients: two each, and no number for a client by itself; the check knows what is sent."""
     recipe = toy_recipe(
-        algorithm=UDec(local=ADAM), evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),), personal="pooled"),
+        algorithm=UDec(local=ADAM),
+        evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),), personal="pooled"),
         sampler=Ancestral(batch=6),
-    )  # fmt: skip
+    )
     drawn = []
     generate = Eager.generate
 

@@ -78,20 +78,28 @@ CASES = {
     "unconditional, ddim": (False, PLAIN, Ddim(steps=10, batch=3), 10, "unconditional"),
     "unconditional, ddim, clipped": (False, PLAIN, Ddim(steps=10, batch=3, clip=True), 10, "clipped"),
     "unconditional, v, cosine, weighted, clipped": (
-        False, Denoise(target="v", schedule=Cosine(steps=50), min_snr=5.0), Ancestral(batch=3, clip=True), 50, "unconditional"
+        False,
+        Denoise(target="v", schedule=Cosine(steps=50), min_snr=5.0),
+        Ancestral(batch=3, clip=True),
+        50,
+        "unconditional",
     ),
     "class-conditional, ancestral": (True, PLAIN, Ancestral(batch=3), 50, "conditional"),
     "class-conditional, dpm-solver": (True, PLAIN, DpmSolver(steps=8, batch=3), 8, "conditional"),
-}  # fmt: skip
+}
 
 
 def drawn_by_effuse(case: str, folder: Path) -> list:
     """A model of the case, and images by `effuse sample`; the model's folder and the images' file with how to draw them elsewhere."""
     conditional, task, sampler, steps, way = CASES[case]
     recipe = toy_recipe(
-        data=ToyImages(side=8), rounds=1, sampler=sampler, evaluate=Evaluate(grid=0), task=task,
+        data=ToyImages(side=8),
+        rounds=1,
+        sampler=sampler,
+        evaluate=Evaluate(grid=0),
+        task=task,
         model=Unet(widths=(8, 16), layers=1, attention=(), groups=4, conditional=conditional),
-    )  # fmt: skip
+    )
     run(recipe, folder / "run")
     command = ["effuse", "sample", str(folder / "run"), "-n", "5", "--format", "npz", "--out", str(folder / "drawn")]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:

@@ -57,8 +57,12 @@ def test_a_measurement_keeps_what_it_has():
     written = result.to_json()["metrics"]
     assert written["a"] == {"value": 1, "protocol": {"n": 5}}
     assert [*written["b"].items()] == [
-        ("value", 2.0), ("protocol", {}), ("warning", "few"), ("std", 0.5), ("clients", [1.5, 2.5]),
-    ]  # fmt: skip
+        ("value", 2.0),
+        ("protocol", {}),
+        ("warning", "few"),
+        ("std", 0.5),
+        ("clients", [1.5, 2.5]),
+    ]
     assert Result.from_json(result.to_json(), "here") == result
 
 

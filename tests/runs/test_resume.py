@@ -230,11 +230,7 @@ def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
     assert result.weights_sha256 == quiet.weights_sha256
     assert lines(tmp_path / "run") == quiet_lines
     assert average(tmp_path / "run") == quiet_average and (quiet_average or RECIPES[name].ema is None)
-    assert (
-        result.traffic == quiet.traffic
-        and result.metrics == quiet.metrics
-        and result.images == quiet.images
-    )
+    assert result.traffic == quiet.traffic and result.metrics == quiet.metrics and result.images == quiet.images
 
 
 def test_an_average_begins_anew_when_the_network_is_cut(tmp_path):

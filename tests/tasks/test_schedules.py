@@ -36,9 +36,17 @@ def test_rescaling_keeps_the_end_dark() -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [Linear(), Linear(steps=500), Linear(steps=37), Linear(steps=100, rescale=False), ScaledLinear(),
-     ScaledLinear(steps=250), Cosine(), Cosine(steps=123)],
-)  # fmt: skip
+    [
+        Linear(),
+        Linear(steps=500),
+        Linear(steps=37),
+        Linear(steps=100, rescale=False),
+        ScaledLinear(),
+        ScaledLinear(steps=250),
+        Cosine(),
+        Cosine(steps=123),
+    ],
+)
 def test_diffusers_makes_the_same_numbers(schedule: NoiseSchedule) -> None:
     """Training and sampling see one alpha_bar, and the saved configuration is readable, without a list of betas."""
     from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler

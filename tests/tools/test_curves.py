@@ -28,7 +28,9 @@ found.loader.exec_module(curves)
 def line(federated: int, phase: str = "federate", **rest) -> dict:
     """A round of ten images, half a second, seven bytes; three seconds with what was written and looked at."""
     told = {"t": 0, "phase": phase, "federated": federated, "loss": 0.5, "images": 10}
-    return told | {"seconds": {"round": 0.5, "total": 3.0}, "traffic": traffic(bytes={"up": 3, "down": 4, "total": 7})} | rest
+    return (
+        told | {"seconds": {"round": 0.5, "total": 3.0}, "traffic": traffic(bytes={"up": 3, "down": 4, "total": 7})} | rest
+    )
 
 
 def traffic(**passed) -> dict:
@@ -77,7 +79,9 @@ def test_cells_are_picked_by_a_pattern(tmp_path):
     for name in ("fedavg-shard-0", "fedavg-shard-1", "fedprox-shard-0"):
         written(tmp_path / name, line(1))
     assert [row["cell"] for row in curves.rows_in(tmp_path, "*-shard-0")] == ["fedavg-shard-0", "fedprox-shard-0"]
-    asked = subprocess.run([sys.executable, str(TOOL), str(tmp_path), "--cells", "*-2"], capture_output=True, text=True, timeout=120)
+    asked = subprocess.run(
+        [sys.executable, str(TOOL), str(tmp_path), "--cells", "*-2"], capture_output=True, text=True, timeout=120
+    )
     assert asked.returncode == 1 and "no run in it called *-2 has a round" in asked.stderr
 
 
@@ -103,9 +107,7 @@ def test_the_curves_of_real_runs(tmp_path):
     assert [(r["cell"], r["round"]) for r in rows] == [("plain", "1"), ("plain", "2"), ("seen", "1"), ("seen", "2")]
     assert [(r["images"], r["bytes"]) for r in rows[:2]] == [("4", "16"), ("8", "32")]
     assert (
-        float(rows[3]["fid_pixels"]) == measured["fid_pixels"].value
-        and rows[2]["fid_pixels"]
-        and not rows[1]["fid_pixels"]
+        float(rows[3]["fid_pixels"]) == measured["fid_pixels"].value and rows[2]["fid_pixels"] and not rows[1]["fid_pixels"]
     )
     assert files[1].read_bytes().startswith(b"\x89PNG") and files[1].stat().st_size > 5000
 

@@ -26,7 +26,11 @@ def test_a_grid_is_read_back():
 def test_what_is_no_grid_is_refused_in_a_sentence(tmp_path):
     Image.fromarray(np.zeros((30, 61), np.uint8)).save(tmp_path / "other.png")
     (tmp_path / "words.png").write_text("no picture")
-    for name, words in (("other.png", "61x30 pixels are no grid"), ("words.png", "no picture"), ("none.png", "No such file")):
+    for name, words in (
+        ("other.png", "61x30 pixels are no grid"),
+        ("words.png", "no picture"),
+        ("none.png", "No such file"),
+    ):
         with pytest.raises(SystemExit, match=words):
             haze.opened(tmp_path / name)
     Image.fromarray(np.full((60, 118), 7, np.uint8)).save(tmp_path / "two.png")

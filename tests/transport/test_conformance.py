@@ -47,9 +47,7 @@ def test_loopback_equals_simulator(name, wire, tmp_path):
 
 def test_the_weights_depend_on_the_seed_and_on_training(tmp_path):
     """So that the equalities above say something."""
-    digests = {
-        run(toy_recipe(seed=s, rounds=r), tmp_path / f"{s}-{r}").weights_sha256 for s, r in ((0, 1), (0, 2), (1, 2))
-    }
+    digests = {run(toy_recipe(seed=s, rounds=r), tmp_path / f"{s}-{r}").weights_sha256 for s, r in ((0, 1), (0, 2), (1, 2))}
     assert len(digests) == 3
 
 

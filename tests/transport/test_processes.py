@@ -30,9 +30,12 @@ from effuse.transport.processes import gpu_of, modules_of, pick_workers, slots_e
 
 STATEFUL = toy_recipe(algorithm=ToyStateful(local=ADAM, cohort=2), rounds=3, wire="bf16")
 PERSONAL = toy_recipe(
-    algorithm=LocalOnly(local=ADAM), model=ToyUnet(dropout=0.0), threads=4, evaluate=Evaluate(grid=2, every=1),
+    algorithm=LocalOnly(local=ADAM),
+    model=ToyUnet(dropout=0.0),
+    threads=4,
+    evaluate=Evaluate(grid=2, every=1),
     sampler=Ancestral(batch=2),
-)  # fmt: skip
+)
 CUT = toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5), rounds=3)
 # their jobs are FedDDPM's and AuxOnly's too: warm-up models and images that wait in a client's state, messages of its own
 TESTED = toy_recipe(algorithm=ALGORITHMS["fedddpm+"])

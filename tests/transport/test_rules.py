@@ -229,7 +229,9 @@ def run_client(folder):
     recipe = toy_recipe()
     train = recipe.data.load("train")
     machine = Eager(torch.device("cpu"))
-    return Worker(recipe.algorithm, 0, lambda k: Client(machine, recipe.task, 1, k, Shard.whole(train)), lambda k: Snapshots(folder))
+    return Worker(
+        recipe.algorithm, 0, lambda k: Client(machine, recipe.task, 1, k, Shard.whole(train)), lambda k: Snapshots(folder)
+    )
 
 
 def test_there_is_no_client_minus_one(tmp_path):

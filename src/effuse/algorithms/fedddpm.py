@@ -102,9 +102,13 @@ class QuickTest(Spec):
         known = fed.pool() if self.reference == "oracle" else A.shard(model.arch.shape.classes, bench.machine.device)
         pool = known.gathered()
         subject = Subject(
-            train=pool, test=pool, data=f"quick test, {self.reference}", device=bench.machine.device, samples=images.first,
+            train=pool,
+            test=pool,
+            data=f"quick test, {self.reference}",
+            device=bench.machine.device,
+            samples=images.first,
             memo=fed.memo,
-        )  # fmt: skip
+        )
         if REFERENCE not in fed.memo:
             real = Images(pool.floats(pool.images)).bytes()
             fed.memo[REFERENCE] = leading(self.encoder.encode(real, subject).features.to(subject.device), self.components)

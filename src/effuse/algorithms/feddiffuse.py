@@ -59,7 +59,9 @@ class Full(FedAvg, name="feddiffuse_full"):
             {k: {"report": asked[k]} for k in cohort},
             by=self.aggregate,
             theta=only(theta, self.shared),
-            once={"theta": theta},  # whatever the method, a client is first sent all of theta: the published traffic counts it
+            once={
+                "theta": theta
+            },  # whatever the method, a client is first sent all of theta: the published traffic counts it
         )
         parts = reports.value.parts.values()  # each a mean over its reporters; one that nobody reported stays
         return Server(theta.holding(Params({name: t for part in parts for name, t in part.items()})))

@@ -174,7 +174,9 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
             told = {n: answer.histogram for n, answer in fed.ask(self.enrol, fed.clients)}
             classes = len(next(iter(told.values())))  # of the data: a network may have more
             if self.q_u is not None and len(self.q_u) != classes:
-                raise RecipeError(f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each")
+                raise RecipeError(
+                    f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each"
+                )
             return dataclasses.replace(server, told=told, edges=self._empty(classes), phase=FEDERATE)
         r = fed.federated + 1
         edges, here = list(server.edges), self._reached(r)

@@ -81,8 +81,15 @@ class MoFedSAM(FedAvg, name="mofedsam"):
     @on_client
     def train(self, client: Client, x: Model, delta: Params) -> Moved:
         net = client.load(x)
-        fit = client.fit(net, self.local, client.data, direction=blended, given={"alpha": self.alpha, "delta": delta},
-                         uphill=self.rho, report_gradient=self.averages_gradients)  # fmt: skip
+        fit = client.fit(
+            net,
+            self.local,
+            client.data,
+            direction=blended,
+            given={"alpha": self.alpha, "delta": delta},
+            uphill=self.rho,
+            report_gradient=self.averages_gradients,
+        )
         return Moved(client.unload(net), fit.gradient, fit.steps, self.weight(client), fit.loss)
 
     @property

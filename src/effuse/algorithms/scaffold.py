@@ -64,8 +64,14 @@ class Scaffold(FedAvg, name="scaffold"):
     def train(self, client: Client, x: Model, c: Params) -> Corrected:
         c_i = client.state.get("c_i", c.zeros())
         net = client.load(x)
-        fit = client.fit(net, self.local, client.data, direction=corrected, given={"c_i": c_i, "c": c},
-                         report_gradient=self.rule == "gradients")  # fmt: skip
+        fit = client.fit(
+            net,
+            self.local,
+            client.data,
+            direction=corrected,
+            given={"c_i": c_i, "c": c},
+            report_gradient=self.rule == "gradients",
+        )
         y = client.unload(net)
         if self.rule == "I":
             c_new = self.gradient_at(client, x)

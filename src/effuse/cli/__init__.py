@@ -36,7 +36,10 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_version, help="The release, and the digest of its source that manifests keep."
+            "--version",
+            is_eager=True,
+            callback=_version,
+            help="The release, and the digest of its source that manifests keep.",
         ),
     ] = False,
 ) -> None:
@@ -67,7 +70,7 @@ def main() -> None:
             run,
             sample,
             serve,
-        )  # fmt: skip
+        )
 
         code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
         if code == INTERRUPTED:  # typer makes this of a Ctrl-C

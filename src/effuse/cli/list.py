@@ -35,16 +35,32 @@ from effuse.recipes import catalogue, find_recipe, tables
 from effuse.tasks.schedules import NoiseSchedule
 
 KINDS: dict[str, type] = {
-    "data": Source, "partition": Partition, "model": Arch, "task": Task, "algorithm": Algorithm, "solver": Solver,
-    "sampler": Sampler, "metric": Metric, "histogram": Disclosure, "transform": Transform, "noise": NoiseSchedule,
-    "rate": Schedule, "encoder": Encoder, "aggregate": Reducer,
-}  # fmt: skip
-AS_WRITTEN: Any = {"break_long_words": False, "break_on_hyphens": False}  # what is copied from the screen must still be a value
+    "data": Source,
+    "partition": Partition,
+    "model": Arch,
+    "task": Task,
+    "algorithm": Algorithm,
+    "solver": Solver,
+    "sampler": Sampler,
+    "metric": Metric,
+    "histogram": Disclosure,
+    "transform": Transform,
+    "noise": NoiseSchedule,
+    "rate": Schedule,
+    "encoder": Encoder,
+    "aggregate": Reducer,
+}
+AS_WRITTEN: Any = {
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}  # what is copied from the screen must still be a value
 
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Explain one of them: its keys, types, values.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Explain one of them: its keys, types, values.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List recipes, tables and everything that `--set` can name; with a name, its keys."""

@@ -138,7 +138,9 @@ class Display(Observer):
             loss = "" if record.loss is None else f", loss {record.loss:.4f}"
             place = f"round {self.done}/{self.rounds}" if record.phase == FEDERATE else record.phase
             seconds = max(1e-9, record.seconds.round)
-            speed = f", {record.images / seconds:,.0f} images/s" if record.images else ""  # nobody trained, or at sites that do not say
+            speed = (
+                f", {record.images / seconds:,.0f} images/s" if record.images else ""
+            )  # nobody trained, or at sites that do not say
             if record.evaluations and record.phase != FEDERATE and not record.images:
                 speed = f", {record.evaluations / seconds:,.0f} network evaluations/s"
             self._say(f"{place}{loss}{speed}, {amount(self.traffic)} sent so far{metrics}")

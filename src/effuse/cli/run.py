@@ -32,7 +32,8 @@ def run(
     clients: Clients = None,
     seed: Seed = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0,1,2", help="Run or resume one run per seed; mean and spread go to seeds.json beside.")
+        str | None,
+        typer.Option(metavar="0,1,2", help="Run or resume one run per seed; mean and spread go to seeds.json beside."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
     as_json: Json = False,

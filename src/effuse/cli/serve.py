@@ -29,7 +29,9 @@ def serve(
     keys: Annotated[Path | None, typer.Option(help="The server's keys, from `effuse keys init`.")] = None,
     quorum: Annotated[
         int | None,
-        typer.Option(help="Clients that must answer, of all; by default everyone. Those whose key was removed count as missing."),
+        typer.Option(
+            help="Clients that must answer, of all; by default everyone. Those whose key was removed count as missing."
+        ),
     ] = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = DEADLINE,
     resume: Annotated[

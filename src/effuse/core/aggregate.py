@@ -240,7 +240,9 @@ class Holding(Reducer, ABC):
 
     def begin(self, fields: Fields, start: Reduced | None) -> Means | Together:
         if start is not None:
-            raise FederationError(f"{self} sees all replies at once and cannot go on from a mean; use mean() or clipped(...)")
+            raise FederationError(
+                f"{self} sees all replies at once and cannot go on from a mean; use mean() or clipped(...)"
+            )
         return Together(self, fields)
 
     @abstractmethod

@@ -90,7 +90,9 @@ class Shard:
 
     dataset: Dataset
     rows: Tensor  # int64 row numbers, on the CPU
-    columns: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)  # added by the client: an entry for each of its rows
+    columns: Mapping[str, Tensor] = dataclasses.field(
+        default_factory=dict
+    )  # added by the client: an entry for each of its rows
 
     @classmethod
     def whole(cls, dataset: Dataset) -> "Shard":

@@ -161,7 +161,9 @@ class Federation(ABC):
         messages = to if isinstance(to, Mapping) else self._one_each(job, to)
         fields, where = reduced_fields(job_of(self.algorithm, job.__name__).returns), f"round {self.t}, job '{job.__name__}'"
         if not fields:
-            raise FederationError(f"{where}: no field of its reply says how it is reduced; write Annotated[Model, by_weight]")
+            raise FederationError(
+                f"{where}: no field of its reply says how it is reduced; write Annotated[Model, by_weight]"
+            )
         for what, given in (("weight", weight), ("group", group)):
             if given is not None and (missing := messages.keys() - given.keys()):
                 raise FederationError(f"{where}: {what} says nothing of client {min(missing)}")

@@ -81,7 +81,5 @@ class Machine(ABC):
         """A function of the network and each image, in the shard's order, in evaluation mode and without a gradient."""
 
     @abstractmethod
-    def generate(
-        self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream
-    ) -> Images:
+    def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
         """Draw images from a trained network."""

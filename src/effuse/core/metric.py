@@ -90,7 +90,9 @@ class Metric(Spec, ABC):
         """The names of the numbers that `measure` gives."""
         return (self.name,)
 
-    real: ClassVar[bool] = True  # whether it compares with images of the data set, or asks a classifier that learnt from them
+    real: ClassVar[bool] = (
+        True  # whether it compares with images of the data set, or asks a classifier that learnt from them
+    )
 
     @property
     def samples(self) -> int:

@@ -124,9 +124,7 @@ class Model:
 class Net:
     """A network on loan, or as a loss sees it: call it, look at its parameters, or run it with other weights."""
 
-    def __init__(
-        self, module: nn.Module, run: Callable[..., Tensor] | None = None, arch: Arch | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, run: Callable[..., Tensor] | None = None, arch: Arch | None = None) -> None:
         self.module, self._arch = module, arch
         own = ({k: v for k, v in values.items() if arch is None or not arch.constant(k)} for values in named_values(module))
         self.params, self.buffers = own  # those that a Model holds

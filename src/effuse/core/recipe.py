@@ -70,7 +70,9 @@ class Recipe(Spec):
         changed, told = self.changed(settings), []
         paths = dict.fromkeys((*parent, key) for parent, key, _ in map(_setting, settings))
         for path in paths:
-            before, after = (functools.reduce(lambda value, key: getattr(value, key, None), path, r) for r in (self, changed))
+            before, after = (
+                functools.reduce(lambda value, key: getattr(value, key, None), path, r) for r in (self, changed)
+            )
             within = any(path[:n] in paths for n in range(1, len(path)))  # told with what it is a part of
             if isinstance(before, Spec) and isinstance(after, Spec) and not within and (lost := fallen_back(before, after)):
                 told.append(f"{'.'.join(path)} was set as a whole, so these are at their defaults: {', '.join(lost)}")

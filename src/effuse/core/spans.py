@@ -89,10 +89,16 @@ class Profile:
         """The spans as Chrome, Perfetto and others open them."""
         lanes: dict[int, int] = {}
         events = [
-            {"name": name, "ph": "X", "pid": 0, "tid": lanes.setdefault(thread, len(lanes)),
-             "ts": round(1e6 * (began - self.began), 1), "dur": round(1e6 * seconds, 1)}
+            {
+                "name": name,
+                "ph": "X",
+                "pid": 0,
+                "tid": lanes.setdefault(thread, len(lanes)),
+                "ts": round(1e6 * (began - self.began), 1),
+                "dur": round(1e6 * seconds, 1),
+            }
             for name, thread, began, seconds in self.events
-        ]  # fmt: skip
+        ]
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": self.report() | {"dropped": self.dropped}}
 
 

@@ -43,7 +43,9 @@ class Table:
     title: str
     cells: tuple[Cell, ...]
     repeats: str | None = None  # the label by which cells repeat each other, such as seed: their mean is reported too
-    against: tuple[str, str] | None = None  # (label, value): means also say how far they are from that row's, repeat by repeat
+    against: tuple[str, str] | None = (
+        None  # (label, value): means also say how far they are from that row's, repeat by repeat
+    )
     also: tuple[str, ...] = ()  # metrics shown beside, for which nothing was printed
     scales: Mapping[str, Scale] = dataclasses.field(default_factory=lambda: {"paper": Scale()})
     rehearsed: bool = False  # its numbers follow from the recipes: `check` gives them, and nothing is trained
@@ -56,7 +58,9 @@ class Table:
         if len({tuple(cell.labels) for cell in self.cells}) != 1:
             raise RecipeError(f"table '{self.title}': its cells must have the same labels, and there must be some")
         if self.against and not any(cell.labels.get(self.against[0]) == self.against[1] for cell in self.cells):
-            raise RecipeError(f"table '{self.title}': no cell has {'='.join(self.against)}, which the others are held against")
+            raise RecipeError(
+                f"table '{self.title}': no cell has {'='.join(self.against)}, which the others are held against"
+            )
 
     def scale(self, name: str | None) -> tuple[str, Scale]:
         """The scale of this name, or the published one."""

@@ -101,11 +101,21 @@ class Workbench:
         place = f"optimiser of {solver.name} on {net.arch.whole()}" + (f" in {slot}" if slot else "")
         kept = _of(self.state.get(place), net) if solver.state == "kept" else None
         work = Work(
-            solver=solver, task=task or self.task, shard=self._data(data), lr=self.rate(solver), stream=self.stream("fit"),
-            place=self.id, where=self.where, loss=self._plain(loss), direction=self._plain(direction),
-            given=self._given(given), optimiser=kept, average=average,
-            uphill=uphill, report_gradient=report_gradient,
-        )  # fmt: skip
+            solver=solver,
+            task=task or self.task,
+            shard=self._data(data),
+            lr=self.rate(solver),
+            stream=self.stream("fit"),
+            place=self.id,
+            where=self.where,
+            loss=self._plain(loss),
+            direction=self._plain(direction),
+            given=self._given(given),
+            optimiser=kept,
+            average=average,
+            uphill=uphill,
+            report_gradient=report_gradient,
+        )
         with span("step"):
             done, kept = self.machine.fit(net, work)
         if kept is not None:
@@ -125,9 +135,18 @@ class Workbench:
         """The mean gradient over one pass of the shard's batches, with the weights as they are."""
         solver = SGD(lr=1.0, batch=batch, epochs=1)
         work = Work(
-            solver=solver, task=task or self.task, shard=self._data(data), lr=1.0, stream=self.stream("fit"), place=self.id,
-            where=self.where, loss=self._plain(loss), given=self._given(given), report_gradient=True, updates=False,
-        )  # fmt: skip
+            solver=solver,
+            task=task or self.task,
+            shard=self._data(data),
+            lr=1.0,
+            stream=self.stream("fit"),
+            place=self.id,
+            where=self.where,
+            loss=self._plain(loss),
+            given=self._given(given),
+            report_gradient=True,
+            updates=False,
+        )
         with span("step"):
             found = self.machine.fit(net, work)[0].gradient
         assert found is not None

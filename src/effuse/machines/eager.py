@@ -245,9 +245,15 @@ class Eager(Machine):
         return self._drawn(net.eval(), net.arch, task, n, sampler, labels, stream)
 
     def _drawn(
-        self, run: Callable[..., Tensor], arch: Arch, task: Task, n: int, sampler: Sampler, labels: Tensor | None,
+        self,
+        run: Callable[..., Tensor],
+        arch: Arch,
+        task: Task,
+        n: int,
+        sampler: Sampler,
+        labels: Tensor | None,
         stream: Stream,
-    ) -> Images:  # fmt: skip
+    ) -> Images:
         shape = arch.shape
         drawn: list[Tensor] = []
         for seed, first, size in batch_seeds(stream, n, sampler.batch):

@@ -96,7 +96,7 @@ class Bound:
             "client sampling": zeta * K * L * zeta * self.sampling * drawn,
             "server noise": L * eta**2 * E * self.sigma_s**2,
             "server drift": L**2 * eta**3 * E**2 * self.sigma_s**2,
-        }  # fmt: skip
+        }
 
     def descent(self, before: float, after: float) -> float:
         """What a round takes from F at least, given E|grad F|^2 at w_t and at the aggregate: Eq. 18's gradients."""
@@ -109,7 +109,9 @@ class Bound:
         zeta, eta = self.steps
         rate = 2 * min(zeta * self.K * self.constant(), 0.5 * eta * self.E)
         if not 0 < rate < math.inf:
-            raise RecipeError(f"L: with {self.L:g} the steps of {zeta:g} and {eta:g} leave no number; choose constants nearer to 1")
+            raise RecipeError(
+                f"L: with {self.L:g} the steps of {zeta:g} and {eta:g} leave no number; choose constants nearer to 1"
+            )
         return {"start": self.gap / (self.T * rate)} | {name: value / rate for name, value in self.noise().items()}
 
     def total(self) -> float:

@@ -21,7 +21,7 @@ TO_CLOUD, TO_EDGE = 0.2, 0.002
 
 def parameters(arch: Arch) -> dict[str, int]:
     """How many parameters the network has in all, and in each of its parts."""
-    counts = {"total": 0} | {part: 0 for part in arch.parts}
+    counts = {"total": 0} | dict.fromkeys(arch.parts, 0)
     for name, p in arch.hollow_net().named_parameters():
         counts["total"] += p.numel()
         if arch.parts:

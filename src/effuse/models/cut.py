@@ -78,9 +78,15 @@ def _narrow(layer: nn.Module, width: Width, entry: str) -> nn.Module:
         case nn.Conv2d() | nn.ConvTranspose2d():
             groups = width.out if depthwise(layer) else layer.groups
             return type(layer)(
-                *width, layer.kernel_size, stride=layer.stride, padding=layer.padding, dilation=layer.dilation, groups=groups,
-                bias=layer.bias is not None, padding_mode=layer.padding_mode,
-            )  # fmt: skip
+                *width,
+                layer.kernel_size,
+                stride=layer.stride,
+                padding=layer.padding,
+                dilation=layer.dilation,
+                groups=groups,
+                bias=layer.bias is not None,
+                padding_mode=layer.padding_mode,
+            )
         case nn.Linear():
             return nn.Linear(*width, bias=layer.bias is not None)
         case nn.GroupNorm():

@@ -186,12 +186,25 @@ class InceptionV3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in (
-            self.Conv2d_1a_3x3, self.Conv2d_2a_3x3, self.Conv2d_2b_3x3, _halving_pool,
-            self.Conv2d_3b_1x1, self.Conv2d_4a_3x3, _halving_pool,
-            self.Mixed_5b, self.Mixed_5c, self.Mixed_5d,
-            self.Mixed_6a, self.Mixed_6b, self.Mixed_6c, self.Mixed_6d, self.Mixed_6e,
-            self.Mixed_7a, self.Mixed_7b, self.Mixed_7c,
-        ):  # fmt: skip
+            self.Conv2d_1a_3x3,
+            self.Conv2d_2a_3x3,
+            self.Conv2d_2b_3x3,
+            _halving_pool,
+            self.Conv2d_3b_1x1,
+            self.Conv2d_4a_3x3,
+            _halving_pool,
+            self.Mixed_5b,
+            self.Mixed_5c,
+            self.Mixed_5d,
+            self.Mixed_6a,
+            self.Mixed_6b,
+            self.Mixed_6c,
+            self.Mixed_6d,
+            self.Mixed_6e,
+            self.Mixed_7a,
+            self.Mixed_7b,
+            self.Mixed_7c,
+        ):
             x = layer(x)
         return x.mean(dim=(2, 3))
 

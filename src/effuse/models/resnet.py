@@ -91,9 +91,15 @@ class Classifier(nn.Module, ABC):
 
 class ResNet(Classifier):
     def __init__(
-        self, channels: int, classes: int, widths: tuple[int, ...], blocks: tuple[int, ...], norm: Norm, groups: int,
+        self,
+        channels: int,
+        classes: int,
+        widths: tuple[int, ...],
+        blocks: tuple[int, ...],
+        norm: Norm,
+        groups: int,
         projection: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         first = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.stem = nn.Sequential(first, _norm(norm, groups, widths[0]), nn.ReLU())

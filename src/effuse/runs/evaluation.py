@@ -54,10 +54,15 @@ class Evaluator:
     ) -> dict[str, Measurement]:
         """Every metric of the recipe, or others."""
         subject = Subject(
-            train=self.train, test=self.test, data=text(self.recipe.data, full=False), device=self.bench.machine.device,
-            samples=_taker(images), predict=None if model is None else self._predictor(model), cache=self.cache,
+            train=self.train,
+            test=self.test,
+            data=text(self.recipe.data, full=False),
+            device=self.bench.machine.device,
+            samples=_taker(images),
+            predict=None if model is None else self._predictor(model),
+            cache=self.cache,
             memo=self.memo,
-        )  # fmt: skip
+        )
         found: dict[str, Measurement] = {}
         with SETTINGS:  # another client's sampler may just be recorded, under settings that refuse what metrics do
             for metric in self.recipe.evaluate.metrics if metrics is None else metrics:
@@ -177,7 +182,9 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     refuse_model(recipe, train)
     refuse_evaluation(recipe, train, test)
     if not recipe.evaluate.metrics:
-        raise RecipeError("the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'")
+        raise RecipeError(
+            "the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'"
+        )
     torch.set_num_threads(recipe.threads)
     machine, model = machine_for(recipe, opened.device), opened.model.to(opened.device)
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.task, recipe.rounds), cache_folder())

@@ -128,7 +128,9 @@ class RunFolder:
         if self.rounds.exists():
             with open(self.rounds) as file:
                 # a last line without its end is being written this moment, or was when the process was killed
-                yield from (RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n"))
+                yield from (
+                    RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n")
+                )
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoints"

@@ -21,5 +21,10 @@ def source() -> str:
 
 def versions(device: str) -> dict[str, str]:
     """What a result may depend on besides its recipe and data."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine(), "source": source()}
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "source": source(),
+    }
     return found | ({"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {})

@@ -237,7 +237,7 @@ class Run:
                 digests=self.digests,
                 lines=self.folder.rounds.stat().st_size,
                 seconds=self.seconds + time.monotonic(),
-            )  # fmt: skip
+            )
         )
         self.bench_state.prune({workbench})
         fed.durable = dict(fed.snapshots)

@@ -45,9 +45,15 @@ def check(recipe: str | Recipe, **changes: Any) -> dict[str, Any]:
 
 
 def run(
-    recipe: str | Recipe, *, out: Path | str | None = None, engine: str = "simulator", device: str = "auto",
-    workers: int | None = None, observer: Observer | None = None, **changes: Any,
-) -> Finished:  # fmt: skip
+    recipe: str | Recipe,
+    *,
+    out: Path | str | None = None,
+    engine: str = "simulator",
+    device: str = "auto",
+    workers: int | None = None,
+    observer: Observer | None = None,
+    **changes: Any,
+) -> Finished:
     """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`.
 
     `observer=effuse.Display()` shows how far it is, as the command line does.

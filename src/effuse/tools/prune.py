@@ -29,9 +29,16 @@ PRUNED = "pruned after training; `effuse.load` opens model/, plain diffusers doe
 
 
 def prune_run(
-    run: Path, ratio: float, out: Path, *, criterion: Criterion = "norm", settings: list[str], seed: int = 0, ema: bool = False,
+    run: Path,
+    ratio: float,
+    out: Path,
+    *,
+    criterion: Criterion = "norm",
+    settings: list[str],
+    seed: int = 0,
+    ema: bool = False,
     device: str = "auto",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Prune a run's model into a new folder; parameters, arithmetic, size and metrics before and after."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
@@ -44,7 +51,9 @@ def prune_run(
     refuse_evaluation(recipe, train, test)
     less = prune(opened.model, ratio, criterion, Stream((seed, "prune")))
     torch.set_num_threads(recipe.threads)
-    evaluator = Evaluator(recipe, train, test, Workbench(machine_for(recipe, opened.device), recipe.task, recipe.rounds), cache_folder())
+    evaluator = Evaluator(
+        recipe, train, test, Workbench(machine_for(recipe, opened.device), recipe.task, recipe.rounds), cache_folder()
+    )
     with folder.locked():
         save_model(less, recipe, out / "model")
         pictures = out / "samples"
@@ -58,14 +67,24 @@ def prune_run(
         # what the traffic cost remains: the wider network was sent
         counted = {**(result.figures or {}), **figures(less, recipe.algorithm, {})}
         smaller = replace(
-            result, weights_sha256=weights_digest(less, []), metrics=now, parameters=less.params.numel, figures=counted, pruned=PRUNED
+            result,
+            weights_sha256=weights_digest(less, []),
+            metrics=now,
+            parameters=less.params.numel,
+            figures=counted,
+            pruned=PRUNED,
         )
         folder.write_json("result.json", plain(smaller))
         # claimed only now: half of it is no run that `resume` could go on with, it would train another model in its place
         folder.create(
-            with_values(recipe, "recipe", model=less.arch), f"{run.resolve().name}, pruned", "simulator", opened.device.type,
-            None, {"train": train.digest, "test": test.digest}, classes=train.classes,
-        )  # fmt: skip
+            with_values(recipe, "recipe", model=less.arch),
+            f"{run.resolve().name}, pruned",
+            "simulator",
+            opened.device.type,
+            None,
+            {"train": train.digest, "test": test.digest},
+            classes=train.classes,
+        )
     return report
 
 

@@ -74,9 +74,11 @@ class Process:
             return
         device = self.fed.workbench.machine.device
         told = {
-            "recipe": self.fed.recipe.saved(), "modules": modules_of(self.fed.recipe), "folder": str(self.fed.folder),
+            "recipe": self.fed.recipe.saved(),
+            "modules": modules_of(self.fed.recipe),
+            "folder": str(self.fed.folder),
             "device": device.type,
-        }  # fmt: skip
+        }
         ours, theirs = zip(*(socket.socketpair() for _ in range(1 + self.fed.slots)))
         handles = [s.fileno() for s in theirs]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -85,8 +87,11 @@ class Process:
         # a session of its own: Ctrl-C at the terminal is for us, and we end our workers
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-c", START, *map(str, handles)],
-            pass_fds=handles, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            pass_fds=handles,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         for end in theirs:
             end.close()
         self._life = ours[0]

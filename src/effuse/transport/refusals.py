@@ -91,9 +91,12 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     for sampler in (*samplers_in(recipe.sampler), *samplers_in(recipe.algorithm)):  # an algorithm may draw images too
         sampler.ready(recipe.task, conditional)
     outlook = Outlook(
-        classifies=isinstance(recipe.task, Classify), conditional=conditional, classes=recipe.model.shape.classes,
-        real={"train": len(train), "test": len(test)}, metrics=recipe.evaluate.metrics,
-    )  # fmt: skip
+        classifies=isinstance(recipe.task, Classify),
+        conditional=conditional,
+        classes=recipe.model.shape.classes,
+        real={"train": len(train), "test": len(test)},
+        metrics=recipe.evaluate.metrics,
+    )
     stored: dict[str, object] = {}
     for metric in recipe.evaluate.metrics:
         if metric.samples and recipe.sampler is None:

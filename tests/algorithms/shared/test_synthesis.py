@@ -152,7 +152,9 @@ def test_a_run_draws_every_clients_classes(tmp_path):
     """Sorted by label and cut in three: 67 dark; 33 dark and 34 light; 66 light. Halves are 34, 34 and 33; 34 x 33/67 = 16.75 and
     34 x 34/67 = 17.25 are 17 each. Four are drawn at a time and the last few dropped; images show their labels."""
     algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=LabelSampler(steps=2, batch=4), share=0.5)
-    recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1)
+    recipe = toy_recipe(
+        algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1
+    )
     held = [s.histogram for s in recipe.shards(recipe.data.load("train"))]
     run(recipe, tmp_path / "run")
     A = RunFolder(tmp_path / "run").load_checkpoint().server.auxiliary
@@ -174,7 +176,9 @@ def test_a_share_keeps_the_labels_of_its_images(tmp_path, monkeypatch):
 
     monkeypatch.setattr("effuse.algorithms.localaug.joined", noted)
     algorithm = LocalAug(warmup=ADAM, local=ADAM, sampler=LabelSampler(steps=2, batch=4), share=0.5)
-    recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1)
+    recipe = toy_recipe(
+        algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1
+    )
     run(recipe, tmp_path / "run")
     sharing = next(r for r in RunFolder(tmp_path / "run").records() if r.phase == "sharing")
     assert sharing.traffic.bytes.down == 2424 and sorted(n for _, n in seen) == [33, 34, 34]

@@ -56,10 +56,18 @@ def fit(machine, seed, rho, alpha):
     machine.release(None)
     net = machine.load(MODEL)
     work = Work(
-        solver=SGD(lr=0.05, batch=16, steps=7), task=TASK, shard=SHARD, lr=0.05,
-        stream=Stream((seed,)), place=0, where="here", uphill=rho, report_gradient=True, direction=blended,
+        solver=SGD(lr=0.05, batch=16, steps=7),
+        task=TASK,
+        shard=SHARD,
+        lr=0.05,
+        stream=Stream((seed,)),
+        place=0,
+        where="here",
+        uphill=rho,
+        report_gradient=True,
+        direction=blended,
         given={"alpha": alpha, "delta": MODEL.params * 0.01},
-    )  # fmt: skip
+    )
     return machine.fit(net, work)[0], Params.of(net)
 
 
@@ -87,7 +95,13 @@ def test_what_a_job_froze_stays_frozen():
             net = machine.load(MODEL)
             net.module.conv_out.requires_grad_(not frozen)
             work = Work(
-                solver=SGD(lr=0.05, batch=16, steps=4), task=TASK, shard=SHARD, lr=0.05, stream=Stream((0,)), place=0, where="here"
+                solver=SGD(lr=0.05, batch=16, steps=4),
+                task=TASK,
+                shard=SHARD,
+                lr=0.05,
+                stream=Stream((0,)),
+                place=0,
+                where="here",
             )
             machine.fit(net, work)
             found.append(Params.of(net))
@@ -121,8 +135,14 @@ def test_a_solver_is_never_taken_for_another():
             machine.release(None)
             net = machine.load(MODEL)
             work = Work(
-                solver=solver, task=TASK, shard=SHARD, lr=solver.lr / (1 + again), stream=Stream((again,)), place=0, where="here"
-            )  # fmt: skip
+                solver=solver,
+                task=TASK,
+                shard=SHARD,
+                lr=solver.lr / (1 + again),
+                stream=Stream((again,)),
+                place=0,
+                where="here",
+            )
             found.append((machine.fit(net, work), Params.of(net)))
         (((a, m), y), ((b, n), z)) = found
         assert b.loss == pytest.approx(a.loss, rel=1e-4) and (y - z).norm() < 0.05 * (y - MODEL.params).norm(), solver
@@ -179,7 +199,15 @@ def test_statistics_of_batches_see_no_padding():
     found = []
     for machine in (Eager(CPU), fast := Captured(CPU, compiled=False)):
         net = machine.load(arch.initial(Stream((0,))))
-        work = Work(solver=SGD(lr=0.1, batch=16, epochs=1), task=TASK, shard=SHARD, lr=0.1, stream=Stream((1,)), place=0, where="here")
+        work = Work(
+            solver=SGD(lr=0.1, batch=16, epochs=1),
+            task=TASK,
+            shard=SHARD,
+            lr=0.1,
+            stream=Stream((1,)),
+            place=0,
+            where="here",
+        )
         machine.fit(net, work)
         found.append(net.module.state_dict())
     assert fast.captures == 0 and all(torch.equal(a, b) for a, b in zip(found[0].values(), found[1].values()))
@@ -190,9 +218,16 @@ def test_a_recording_lets_go_of_the_data_it_was_made_on():
     machine, train = Captured(CPU, compiled=False), ToyImages(n=50, side=8).load("train")
     images, given = weakref.ref(train.images), MODEL.params * 0.01
     work = Work(
-        solver=SGD(lr=0.05, batch=16, steps=1), task=TASK, shard=Shard.whole(train), lr=0.05, stream=Stream((0,)), place=0, where="here",
-        direction=blended, given={"alpha": 0.5, "delta": given},
-    )  # fmt: skip
+        solver=SGD(lr=0.05, batch=16, steps=1),
+        task=TASK,
+        shard=Shard.whole(train),
+        lr=0.05,
+        stream=Stream((0,)),
+        place=0,
+        where="here",
+        direction=blended,
+        given={"alpha": 0.5, "delta": given},
+    )
     machine.fit(machine.load(MODEL), work)
     moved = weakref.ref(given.tensors[0])
     del train, work, given
@@ -222,9 +257,14 @@ def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
         arch = ToyUnet(width=width).resolved(Shape(4, 1, 2))
         net = machine.load(arch.initial(Stream((0,))))
         work = Work(
-            solver=Adam(lr=1e-3, batch=4, steps=1), task=TASK, shard=Shard.whole(ToyImages(n=8).load("train")), lr=1e-3, stream=Stream((0,)),
-            place=0, where="here",
-        )  # fmt: skip
+            solver=Adam(lr=1e-3, batch=4, steps=1),
+            task=TASK,
+            shard=Shard.whole(ToyImages(n=8).load("train")),
+            lr=1e-3,
+            stream=Stream((0,)),
+            place=0,
+            where="here",
+        )
         machine.fit(net, work)
         machine.generate(net, TASK, 2, Ddim(steps=4, batch=2), None, Stream((1,)))
     assert counters["frames"]["ok"] - before == 10
@@ -236,7 +276,14 @@ def losses(machine, seed, rho=None):
     net = machine.load(DROPPING.initial(Stream((0,))))
     shard = Shard.whole(ToyImages(n=50, side=8).load("train"))
     work = Work(
-        solver=SGD(lr=0.05, batch=16, steps=3), task=TASK, shard=shard, lr=0.05, stream=Stream((seed,)), place=0, where="here", uphill=rho
+        solver=SGD(lr=0.05, batch=16, steps=3),
+        task=TASK,
+        shard=shard,
+        lr=0.05,
+        stream=Stream((seed,)),
+        place=0,
+        where="here",
+        uphill=rho,
     )
     return machine.fit(net, work)[0].loss, Params.of(net).digest()
 
@@ -288,9 +335,16 @@ def test_masks_of_other_weights_do_not_know_what_came_before():
     for _ in range(2):
         machine.release(None)
         work = Work(
-            solver=SGD(lr=0.05, batch=16, steps=3), task=TASK, shard=SHARD, lr=0.05, stream=Stream((0,)), place=0, where="here",
-            loss=beside_other_weights, given={"start": model.params},
-        )  # fmt: skip
+            solver=SGD(lr=0.05, batch=16, steps=3),
+            task=TASK,
+            shard=SHARD,
+            lr=0.05,
+            stream=Stream((0,)),
+            place=0,
+            where="here",
+            loss=beside_other_weights,
+            given={"start": model.params},
+        )
         found.append(machine.fit(machine.load(model), work)[0].loss)
     assert found[0] == found[1] > 0
 

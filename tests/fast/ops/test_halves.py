@@ -18,10 +18,15 @@ from effuse.pruning.prune import cut
 def network() -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 7, padding=3, groups=8), nn.GroupNorm(2, 8),
-        nn.ConvTranspose2d(8, 5, 4, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4),
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Conv2d(8, 8, 7, padding=3, groups=8),
+        nn.GroupNorm(2, 8),
+        nn.ConvTranspose2d(8, 5, 4, 2, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(5, 4),
         nn.Linear(4, 2, bias=False),
-    )  # fmt: skip
+    )
     return for_tensor_cores(net, ("norm",))
 
 

@@ -119,7 +119,11 @@ def test_a_frozen_bias_is_not_summed(monkeypatch):
 def test_what_does_not_fit_is_refused():
     """A kernel would read beside it."""
     x = torch.zeros(2, 8, 4, 4)
-    for bias, more in ((torch.zeros(8), torch.zeros(2, 8, 1, 1)), (torch.zeros(8), torch.zeros(2, 8, 2, 2)), (torch.zeros(4), None)):
+    for bias, more in (
+        (torch.zeros(8), torch.zeros(2, 8, 1, 1)),
+        (torch.zeros(8), torch.zeros(2, 8, 2, 2)),
+        (torch.zeros(4), None),
+    ):
         with pytest.raises(ValueError, match=r"where \(2, 8, 4, 4\) needs"):
             plus(x, bias, more)
 
@@ -130,7 +134,9 @@ def test_a_product_with_a_summed_bias_is_the_plain_one(shape):
     learnt = [torch.randn(s, requires_grad=True) for s in (shape, (4, 3), (4,))]
     found, wanted = (run(*learnt) for run in (linear, F.linear))
     dy = torch.randn_like(wanted)
-    for a, b in zip((found, *torch.autograd.grad(found, learnt, dy)), (wanted, *torch.autograd.grad(wanted, learnt, dy)), strict=True):
+    for a, b in zip(
+        (found, *torch.autograd.grad(found, learnt, dy)), (wanted, *torch.autograd.grad(wanted, learnt, dy)), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 

@@ -25,37 +25,69 @@ ROOT = Path(__file__).parents[3] / "src" / "effuse"
 # what is called, with the arguments that are given by name or in this order
 CALLS = {
     "flwr.supercore.protobuf.client:ProtobufClient.from_server_address": [
-        "server_address", "insecure", "root_certificates", "interceptors",
+        "server_address",
+        "insecure",
+        "root_certificates",
+        "interceptors",
     ],
     "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": ["component_name"],
     "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": ["token"],
     "flwr.supercore.interceptors:SuperExecAuthHttpInterceptor": ["master_secret", "protected_methods"],
     "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor": ["private_key", "public_key"],
     "flwr.supercore.inflatable.inflatable_utils:pull_objects": [
-        "object_ids", "pull_object_fn", "max_time", "max_tries_per_object", "initial_backoff", "backoff_cap",
+        "object_ids",
+        "pull_object_fn",
+        "max_time",
+        "max_tries_per_object",
+        "initial_backoff",
+        "backoff_cap",
     ],
     "flwr.supercore.inflatable.inflatable_utils:push_objects": ["objects", "push_object_fn", "object_ids_to_push"],
     "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": ["object_id", "object_contents"],
     "flwr.supercore.inflatable.inflatable_protobuf_utils:make_pull_object_fn_protobuf": [None, "node", "run_id"],
-    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_push_object_fn_protobuf": [None, "node", "run_id", "session_id"],
-    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_confirm_message_received_fn_protobuf": [None, "node", "run_id"],
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_push_object_fn_protobuf": [
+        None,
+        "node",
+        "run_id",
+        "session_id",
+    ],
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_confirm_message_received_fn_protobuf": [
+        None,
+        "node",
+        "run_id",
+    ],
     "flwr.supercore.fab:Fab": ["hash_str", "content", "verifications"],
     "flwr.cli.build:build_fab_from_files": ["files"],
     "flwr.common.serde:fab_to_proto": ["fab"],
     "flwr.common.serde:message_to_proto": ["message"],
     "flwr.common.serde:message_from_proto": ["message_proto"],
-}  # fmt: skip
+}
 METHODS = {
     "flwr.supernode.fleet_http_client:FleetHttpClient": [
-        "RegisterNode", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages", "PullObject",
-        "PushObject", "ConfirmMessageReceived",
+        "RegisterNode",
+        "ActivateNode",
+        "DeactivateNode",
+        "SendNodeHeartbeat",
+        "PullMessages",
+        "PushMessages",
+        "PullObject",
+        "PushObject",
+        "ConfirmMessageReceived",
     ],
     "flwr.supercore.runtime:RuntimeHttpClient": [
-        "AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat", "GetNodes", "PullMessages", "PushMessages",
-        "PullObject", "PushObject", "ConfirmMessageReceived",
+        "AcquireTask",
+        "PullTaskInput",
+        "PushTaskOutput",
+        "SendTaskHeartbeat",
+        "GetNodes",
+        "PullMessages",
+        "PushMessages",
+        "PullObject",
+        "PushObject",
+        "ConfirmMessageReceived",
     ],
     "flwr.supercore.control:ControlHttpClient": ["StartRun", "RegisterNode"],
-}  # fmt: skip
+}
 FIELDS = {
     control_pb2.StartRunRequest: ["fab"],
     control_pb2.StartRunResponse: ["run_id"],
@@ -82,9 +114,17 @@ FIELDS = {
     heartbeat_pb2.SendNodeHeartbeatResponse: ["success"],
 }
 FLAGS = [
-    "--insecure", "--host", "--port", "--isolation", "--superexec-auth-secret-file", "--enable-supernode-auth",
-    "--disable-runtime-dependency-installation", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile",
-]  # fmt: skip
+    "--insecure",
+    "--host",
+    "--port",
+    "--isolation",
+    "--superexec-auth-secret-file",
+    "--enable-supernode-auth",
+    "--disable-runtime-dependency-installation",
+    "--ssl-ca-certfile",
+    "--ssl-certfile",
+    "--ssl-keyfile",
+]
 
 
 def found(place: str):
@@ -165,25 +205,25 @@ class Store:
         self.trees: list = []
         self.pushes = 0
 
-    def PushMessages(self, request):  # noqa: N802
+    def PushMessages(self, request):
         self.trees += request.message_object_trees
         ids = {t.object_id for tree in request.message_object_trees for t in every(tree)}
         return runtime_pb2.PushAppMessagesResponse(session_id="s", objects_to_push=sorted(ids - self.objects.keys()))
 
-    def PushObject(self, request):  # noqa: N802
+    def PushObject(self, request):
         from flwr.proto.message_pb2 import PushObjectResponse
 
         self.pushes += 1
         self.objects[request.object_id] = request.object_content
         return PushObjectResponse(stored=True)
 
-    def PullObject(self, request):  # noqa: N802
+    def PullObject(self, request):
         from flwr.proto.message_pb2 import PullObjectResponse
 
         there = request.object_id in self.objects
         return PullObjectResponse(object_found=there, object_available=there, object_content=self.objects[request.object_id])
 
-    def ConfirmMessageReceived(self, request):  # noqa: N802
+    def ConfirmMessageReceived(self, request):
         from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse
 
         return ConfirmMessageReceivedResponse()

@@ -10,9 +10,14 @@ from effuse.recipes import find_recipe
 from effuse.runs import driver
 
 SETTINGS = [
-    "clients=3", "rounds=2", "reproducible=True", "threads=1", "sampler=None", "evaluate=evaluate(grid=0)",
+    "clients=3",
+    "rounds=2",
+    "reproducible=True",
+    "threads=1",
+    "sampler=None",
+    "evaluate=evaluate(grid=0)",
     "algorithm=feddiffuse_udec(local=adam(lr=1e-3, batch=64, steps=2, state='kept'), cohort=2)",
-]  # fmt: skip
+]
 
 
 def test_a_stateful_recipe_with_part_of_its_clients_gives_the_simulators_weights(tmp_path):
@@ -38,7 +43,9 @@ def test_a_stateful_recipe_with_part_of_its_clients_gives_the_simulators_weights
     assert found["traffic"]["bytes"] == expected.traffic.bytes.to_json()
     assert not (tmp_path / "flower" / "flower" / "keys").exists()  # made for this sitting only
     log = (tmp_path / "flower" / "federation.log").read_text()
-    assert re.search("manifest demo@[0-9a-f]{64}; waiting for 3 clients", log)  # by its name, as sites see it and may allow it
+    assert re.search(
+        "manifest demo@[0-9a-f]{64}; waiting for 3 clients", log
+    )  # by its name, as sites see it and may allow it
     assert nobody_left(str(tmp_path))
 
 

@@ -76,7 +76,10 @@ def test_a_job_that_shapes_cannot_do_is_told_of_once_and_its_replies_are_limited
     """Four times the bytes of what was sent, and 64 MiB: what is allowed where nothing better is known."""
     expected, model, said = asked(how, times=3)
     (line,) = said
-    assert line.startswith("job 'train' cannot be done on shapes, so its replies are checked by type and size alone") and why in line
+    assert (
+        line.startswith("job 'train' cannot be done on shapes, so its replies are checked by type and size alone")
+        and why in line
+    )
     assert expected.params is None and expected.limit == 4 * 4 * model.params.numel + MOST
     expected.check(Update(model, 1.0, 0.0))
 

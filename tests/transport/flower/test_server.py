@@ -66,9 +66,10 @@ def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
 
 ORACLE = QuickTest(encoder=Pixels(side=2), reference="oracle")
 POOLED = (
-    Centralised(local=ADAM), FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=ORACLE),
+    Centralised(local=ADAM),
+    FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=ORACLE),
     FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM, real=True),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("algorithm", POOLED, ids=lambda algorithm: algorithm.name)
@@ -99,7 +100,9 @@ def test_what_an_algorithm_refuses_when_it_begins_is_refused_before_anybody_is_w
 
 
 # whoever is asked alone cannot be spared, nor anybody by Krum, which needs three
-SPARED = [n for n, a in ALGORITHMS.items() if not isinstance(a, Centralised) and getattr(a, "group", 2) > 1 and "krum" not in n]
+SPARED = [
+    n for n, a in ALGORITHMS.items() if not isinstance(a, Centralised) and getattr(a, "group", 2) > 1 and "krum" not in n
+]
 
 
 @pytest.mark.parametrize("name", SPARED)
@@ -116,7 +119,9 @@ def test_every_algorithm_goes_on_without_a_silent_client(name, tmp_path):
 def test_krum_says_how_many_replies_it_needs(tmp_path):
     post = FakePost(tmp_path / "sites", 3)
     post.fault = lambda client, n, letter: None if client == 1 else letter
-    with pytest.raises(FederationError, match=r"round 0, job 'train': krum\(f=0\) needs 2 f \+ 3 = 3 replies, not 2; lower f"):
+    with pytest.raises(
+        FederationError, match=r"round 0, job 'train': krum\(f=0\) needs 2 f \+ 3 = 3 replies, not 2; lower f"
+    ):
         run_over(post, toy_recipe(algorithm=ALGORITHMS["fedavg, krum"]), tmp_path / "run", Terms(quorum=1, deadline=0.2))
 
 

@@ -133,20 +133,35 @@ def test_an_evaluation_goes_on_without_a_silent_client(tmp_path):
     assert "job 'draw': going on with 2 of 3; silent: 1" in log
     found = json.loads(ended.metrics)
     assert len(found["fid_pixels"]["clients"]) == 2 and found["fid_pixels"]["protocol"]["generated"] == 8
-    assert found["fid_pixels_pooled"]["protocol"]["generated"] == 6 and found["fid_pixels_pooled"]["protocol"]["clients"] == 2
+    assert (
+        found["fid_pixels_pooled"]["protocol"]["generated"] == 6 and found["fid_pixels_pooled"]["protocol"]["clients"] == 2
+    )
 
 
 WRONG = {  # algorithm, which answer of client 1, its type, what it becomes, why it is refused
     "another network": (
-        "fedddpm", 2, Upload, lambda sent: dataclasses.replace(sent, model=wider(sent.model)),
+        "fedddpm",
+        2,
+        Upload,
+        lambda sent: dataclasses.replace(sent, model=wider(sent.model)),
         "it brings the networks toy_unet",
     ),
     "no images": ("fedddpm", 2, Upload, lambda sent: changed(sent, size=0), "upload: 0 images cannot be"),
     "images that are not of its number": (
-        "fedddpm", 2, Upload, lambda sent: changed(sent, histogram=torch.tensor([1, 1])), "cannot be [1, 1]",
+        "fedddpm",
+        2,
+        Upload,
+        lambda sent: changed(sent, histogram=torch.tensor([1, 1])),
+        "cannot be [1, 1]",
     ),
-    "fewer than none": ("fedphd, pruned in the middle", 1, Told, lambda sent: changed(sent, counts=-sent.counts), "are not negative"),
-}  # fmt: skip
+    "fewer than none": (
+        "fedphd, pruned in the middle",
+        1,
+        Told,
+        lambda sent: changed(sent, counts=-sent.counts),
+        "are not negative",
+    ),
+}
 
 
 def wider(model):

@@ -171,7 +171,9 @@ def test_labels_that_are_only_counted_follow_the_names_too(tmp_path):
 
 def test_images_of_another_shape_are_refused(tmp_path):
     site = site_at(tmp_path / "site", data=ToyImages(side=5))
-    with pytest.raises(RecipeError, match=r"are 4x4 with 1 channel, this site's are 5x5 with 1 channel; add resize\(side=4\)"):
+    with pytest.raises(
+        RecipeError, match=r"are 4x4 with 1 channel, this site's are 5x5 with 1 channel; add resize\(side=4\)"
+    ):
         site.enrol(hello_of(resolved()))
 
 

@@ -30,7 +30,7 @@ class Server:
     def __init__(self, *turns) -> None:
         self.turns, self.now, self.asked = list(turns), None, 0
 
-    def ActivateNode(self, request):  # noqa: N802
+    def ActivateNode(self, request):
         if request.heartbeat_interval:
             if not self.turns:
                 raise Stop
@@ -41,7 +41,7 @@ class Server:
             raise httpx.ConnectError("nobody there")
         raise self.now if isinstance(self.now, Exception) else refusal(412, 2004, "Failed to activate SuperNode.")
 
-    def DeactivateNode(self, request):  # noqa: N802
+    def DeactivateNode(self, request):
         """Of a node that was there before; nothing to these tests."""
 
 
@@ -134,7 +134,9 @@ def test_a_dry_run_notices_another_clients_key(owner, tmp_path, monkeypatch):
     if owner != 2:
         assert looking.peek() is terms
         return
-    with pytest.raises(FederationError, match="key of client 2, not of client 1; give --client-id 2, or ask the server's operator"):
+    with pytest.raises(
+        FederationError, match="key of client 2, not of client 1; give --client-id 2, or ask the server's operator"
+    ):
         looking.peek()
 
 

@@ -217,4 +217,6 @@ def joined(shard: Shard, pixels: Tensor, labels: Tensor | None) -> Shard:
     added = pixels if data.peak == 255 else (pixels.float() * (data.peak / 255)).round()
     images = torch.cat([own, added.to(own.device, own.dtype)])
     labels = torch.cat([data.labels, labels.to(data.labels.device)])
-    return Shard.whole(dataclasses.replace(data, images=images, labels=labels, groups=None, domains=None))  # drawn ones have none
+    return Shard.whole(
+        dataclasses.replace(data, images=images, labels=labels, groups=None, domains=None)
+    )  # drawn ones have none

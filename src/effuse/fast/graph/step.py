@@ -36,7 +36,9 @@ class TrainingStep:
             self.params[name].requires_grad_(False)
         self.lr = torch.zeros((), device=device)
         self.optimiser = self.solver.optimiser(list(self.params.values()), self.lr)
-        self.given = {k: machine.companion(v.arch) if isinstance(v, Model) else _buffer(v, device) for k, v in work.given.items()}
+        self.given = {
+            k: machine.companion(v.arch) if isinstance(v, Model) else _buffer(v, device) for k, v in work.given.items()
+        }
         self.average = {k: torch.zeros_like(p) for k, p in self.params.items()} if self.solver.ema else None
         if self.average is not None:
             self.given[AVERAGE] = self.average
@@ -164,9 +166,22 @@ def step_key(arch: Arch, work: Work, frozen: tuple[str, ...]) -> tuple[Any, ...]
     given = tuple((k, _layout(v)) for k, v in sorted(work.given.items()))
     columns = tuple((k, tuple(c.shape[1:]), c.dtype) for k, c in sorted(work.shard.columns.items()))
     return (
-        arch, work.task, kind_of(work.solver), work.loss, work.direction, given, work.uphill is None, work.report_gradient,
-        work.updates, tuple(data.images.shape[1:]), data.images.dtype, data.peak, data.flip, columns, frozen,
-    )  # fmt: skip
+        arch,
+        work.task,
+        kind_of(work.solver),
+        work.loss,
+        work.direction,
+        given,
+        work.uphill is None,
+        work.report_gradient,
+        work.updates,
+        tuple(data.images.shape[1:]),
+        data.images.dtype,
+        data.peak,
+        data.flip,
+        columns,
+        frozen,
+    )
 
 
 def _layout(value: Any) -> Any:

@@ -22,9 +22,18 @@ def _in_rows(shift: Tensor | None) -> Tensor | None:
 
 @torch.library.custom_op("effuse::norm", mutates_args=())
 def norm(
-    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, groups: int, eps: float,
-    before: bool, after: bool, rate: float, layer: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor | None,
+    groups: int,
+    eps: float,
+    before: bool,
+    after: bool,
+    rate: float,
+    layer: int,
+) -> tuple[Tensor, Tensor]:
     """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`.
 
     A shift has a number for every channel, or for every image and channel; rows of the latter may be far apart.
@@ -48,9 +57,18 @@ def norm(
 
 @torch.library.custom_op("effuse::norm_backward", mutates_args=())
 def norm_backward(
-    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor,
-    before: bool, after: bool, rate: float, layer: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dy: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor | None,
+    stats: Tensor,
+    before: bool,
+    after: bool,
+    rate: float,
+    layer: int,
+) -> tuple[Tensor, Tensor]:
     """The gradient of x, and for each image those of weight, bias and shift, side by side."""
     dx, sums = empty_rows(x), x.new_empty((len(x), 3, x.shape[1]), dtype=torch.float32)
     groups = stats.shape[2]
@@ -115,7 +133,9 @@ def _back(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
         return (None,) * 11
     x, shift, weight, bias, seed, stats = ctx.saved_tensors
     dx, sums = norm_backward(x, dy, shift, weight, bias, seed, stats, *ctx.options)
-    common = shift is not None and shift.ndim == 1  # to all images: its gradient is summed over them, as weight's and bias's are
+    common = (
+        shift is not None and shift.ndim == 1
+    )  # to all images: its gradient is summed over them, as weight's and bias's are
     over = channel_sums(sums[:, : 2 + common].flatten(1).t()[None]).unflatten(0, (-1, x.shape[1]))
     shifted = None if shift is None else (over[2] if common else sums[:, 2]).to(shift.dtype)
     return dx, shifted, over[0], over[1], None, None, None, None, None, None, None

@@ -48,10 +48,18 @@ ROUNDS, K, E = 30, 12, 2
 SAMPLER = 'ddim(steps=25, spacing="quadratic", eta=0.5, clip=True, batch=256)'
 DIGITS = (
     "model=unet(widths=[16, 32], layers=1, attention=[], middle_attention=False, groups=8, side=8, channels=1)",
-    "task.schedule.steps=200", f"sampler={SAMPLER}", "threads=1",
-    'evaluate.metrics=[fid(n=1400, encoder=classifier(), split="train"), class_mix(n=1400)]', "evaluate.grid=100",
-)  # fmt: skip
-CORRECTION = (f"algorithm.sampler={SAMPLER}", "algorithm.share=1", f"algorithm.central.epochs={E}", "algorithm.central.lr=1e-3")
+    "task.schedule.steps=200",
+    f"sampler={SAMPLER}",
+    "threads=1",
+    'evaluate.metrics=[fid(n=1400, encoder=classifier(), split="train"), class_mix(n=1400)]',
+    "evaluate.grid=100",
+)
+CORRECTION = (
+    f"algorithm.sampler={SAMPLER}",
+    "algorithm.share=1",
+    f"algorithm.central.epochs={E}",
+    "algorithm.central.lr=1e-3",
+)
 
 
 def warmups(
@@ -69,21 +77,28 @@ def warmups(
     plan += [("fedavg", "fedavg-matched", w, rounds, ()) for w, rounds in matched.items()]
     cells = [_digits(*row, seed, partition) for seed in seeds for row in plan]
     # the poorest A for as many rounds as the longest of those
-    cells += [_digits("fedddpm", "fedddpm-longer", min(epochs), max(matched.values()), CORRECTION, seed, partition) for seed in seeds]
+    cells += [
+        _digits("fedddpm", "fedddpm-longer", min(epochs), max(matched.values()), CORRECTION, seed, partition)
+        for seed in seeds
+    ]
     return Table(
         title=f"FedDDPM on digits ({partition}) by the epochs of its warm-up, beside FedAvg with the same steps",
-        cells=tuple(cells), repeats="seed", also=("fid_classifier_auxiliary", "class_mix"),
+        cells=tuple(cells),
+        repeats="seed",
+        also=("fid_classifier_auxiliary", "class_mix"),
         scales={"digits": Scale(comparable=False)},
-    )  # fmt: skip
+    )
 
 
 def _digits(method: str, name: str, warmup: int, rounds: int, more: tuple[str, ...], seed: int, partition: str) -> Cell:
     size = Resized(rounds=rounds, K=K, warmup=warmup or None)
     recipe = "fedddpm" if method == "fedddpm" else f"fedddpm.{method}"
     return Cell(
-        labels={"method": name, "warmup": warmup, "seed": seed}, recipe=f'{recipe}(scale="smoke", size={text(size, full=False)})',
-        settings=(*DIGITS, *more, f"partition={PARTITIONS[partition]}", f"seed={seed}"), metric="fid_classifier",
-    )  # fmt: skip
+        labels={"method": name, "warmup": warmup, "seed": seed},
+        recipe=f'{recipe}(scale="smoke", size={text(size, full=False)})',
+        settings=(*DIGITS, *more, f"partition={PARTITIONS[partition]}", f"seed={seed}"),
+        metric="fid_classifier",
+    )
 
 
 def unequal(seeds: tuple[int, ...] = (0, 1, 2)) -> Table:
@@ -94,12 +109,24 @@ def unequal(seeds: tuple[int, ...] = (0, 1, 2)) -> Table:
     size = text(Resized(rounds=ROUNDS, clients=10, p=0.4), full=False)
     cells = [
         Cell(
-            labels={"method": method, "unit": unit, "seed": seed}, recipe=f'fedddpm.{method}(scale="smoke", size={size})',
-            settings=(*DIGITS, *more, "algorithm.local.batch=16", *work, f"partition={PARTITIONS['dir0.1']}", f"seed={seed}"),
+            labels={"method": method, "unit": unit, "seed": seed},
+            recipe=f'fedddpm.{method}(scale="smoke", size={size})',
+            settings=(
+                *DIGITS,
+                *more,
+                "algorithm.local.batch=16",
+                *work,
+                f"partition={PARTITIONS['dir0.1']}",
+                f"seed={seed}",
+            ),
             metric="fid_classifier",
         )
-        for seed in seeds for method, more in rivals.items() for unit, work in units.items()
-    ]  # fmt: skip
+        for seed in seeds
+        for method, more in rivals.items()
+        for unit, work in units.items()
+    ]
     title = "On digits by Dirichlet 0.1: three epochs of every client, or 30 steps"
     scales = {"digits": Scale(comparable=False)}
-    return Table(title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=("class_mix",), scales=scales)
+    return Table(
+        title=title, cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=("class_mix",), scales=scales
+    )

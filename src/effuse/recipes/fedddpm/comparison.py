@@ -57,16 +57,26 @@ def comparison(
     s = setting(data, "scaled", size)
     cells = [
         cell_of(
-            method, data, {"partition": partition, "seed": seed}, None, f"seed={seed}",
-            *looks(s, method, every if (partition, seed) == ("shard", seeds[0]) else 0, samples), *as_tuned(s, method), size=size,
+            method,
+            data,
+            {"partition": partition, "seed": seed},
+            None,
+            f"seed={seed}",
+            *looks(s, method, every if (partition, seed) == ("shard", seeds[0]) else 0, samples),
+            *as_tuned(s, method),
+            size=size,
         )
         for partition, method, seed in _most_telling_first(seeds)
-    ]  # fmt: skip
+    ]
     also = ("fid_ema", "fid_auxiliary", "fid_pooled", "class_mix", "class_mix_ema", "class_mix_pooled")
     return Table(
-        title="FedDDPM and rivals", cells=tuple(cells), repeats="seed", against=("method", "fedavg"), also=also,
+        title="FedDDPM and rivals",
+        cells=tuple(cells),
+        repeats="seed",
+        against=("method", "fedavg"),
+        also=also,
         scales=scales(data, size),
-    )  # fmt: skip
+    )
 
 
 def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
@@ -102,15 +112,24 @@ def tuning(
     s = setting(data, "scaled", size)
     cells = [
         cell_of(
-            method, data, {"partition": "shard", "value": f"{value:g}"}, None, f"seed={seed}",
-            *looks(s, method, 0, samples), *_rates(method, TUNED.get("fedavg", s.zeta) if rate is None else rate), f"{knob}={value:g}", size=size,
+            method,
+            data,
+            {"partition": "shard", "value": f"{value:g}"},
+            None,
+            f"seed={seed}",
+            *looks(s, method, 0, samples),
+            *_rates(method, TUNED.get("fedavg", s.zeta) if rate is None else rate),
+            f"{knob}={value:g}",
+            size=size,
         )
         for method, (knob, values) in KNOBS.items()
         for value in values
-    ]  # fmt: skip
+    ]
     tried = scales(data, size)
     if not size.rounds:
-        tried = {n: dataclasses.replace(x, factors={"rounds": 0.5}, told=f"{x.told}, the half of them") for n, x in tried.items()}
+        tried = {
+            n: dataclasses.replace(x, factors={"rounds": 0.5}, told=f"{x.told}, the half of them") for n, x in tried.items()
+        }
     title = f"FedDDPM and rivals: what was tried on seed {seed}"
     return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=tried)
 

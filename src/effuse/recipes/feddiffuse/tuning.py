@@ -98,8 +98,20 @@ REDUCED = ("rounds=5", "algorithm.local.epochs=3", "sampler.steps=250")
 REDUCED_EMA = "algorithm.local.ema=0.995"  # over a seventh of the 1,410 steps of a client, as 0.999 is of 7,050
 SEED, ANOTHER_SEED = 1, 2  # the difference of two runs is what a change must beat
 # changes of START; neighbours of the same task share recordings
-TRIED = ("without-kept", "without-decay", "rate-3e-4", "norm-1", "rate-2e-3", "ema", "server-ema", "v", "v-cosine", "min-snr",
-         "huber", "batch-64")  # fmt: skip
+TRIED = (
+    "without-kept",
+    "without-decay",
+    "rate-3e-4",
+    "norm-1",
+    "rate-2e-3",
+    "ema",
+    "server-ema",
+    "v",
+    "v-cosine",
+    "min-snr",
+    "huber",
+    "batch-64",
+)
 
 
 def tuning() -> Table:

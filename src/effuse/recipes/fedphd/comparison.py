@@ -75,7 +75,9 @@ def _in_a_round(method: str) -> int:
     return 1 if recipe in ("fedphd", "fedavg1") or ONE_EPOCH in settings else 5
 
 
-def _cell(method: str, labels: dict[str, str | int], seed: int, epochs: int, rate: float, more: tuple[str, ...] = ()) -> Cell:
+def _cell(
+    method: str, labels: dict[str, str | int], seed: int, epochs: int, rate: float, more: tuple[str, ...] = ()
+) -> Cell:
     settings = (f"algorithm.local.lr={rate:g}", *more, f"rounds={max(1, epochs // _in_a_round(method))}")
     return cell_of(method, labels, "cifar10", seed, settings, None, None, {})
 

@@ -36,7 +36,17 @@ SMOKE = Scale(
     told="run on digits",
 )
 SCALES = {"paper": Scale(), "scaled": SCALED, "smoke": SMOKE}
-ALSO = ("kid", "kid_pooled", "tones", "tones_pooled", "parameters_m", "gmacs", "gmacs_frozen", "paper_cost", "symmetric_cost")
+ALSO = (
+    "kid",
+    "kid_pooled",
+    "tones",
+    "tones_pooled",
+    "parameters_m",
+    "gmacs",
+    "gmacs_frozen",
+    "paper_cost",
+    "symmetric_cost",
+)
 
 ONE_EPOCH = "algorithm.local.epochs=1"  # a round; recipes of rivals have five
 # how a method is run: its recipe, settings, and the number that counts
@@ -163,14 +173,25 @@ def table5(seed: int = 0) -> Table:
 
 
 def cell_of(
-    method: str, labels: dict[str, str | int], data: Data, seed: int, more: tuple[str, ...], printed: float | None,
-    spread: float | None, beside: dict[str, float],
-) -> Cell:  # fmt: skip
+    method: str,
+    labels: dict[str, str | int],
+    data: Data,
+    seed: int,
+    more: tuple[str, ...],
+    printed: float | None,
+    spread: float | None,
+    beside: dict[str, float],
+) -> Cell:
     """A method's cell at any scale."""
     recipe, settings, metric = METHODS[method]
     scale = ', scale="{scale}"' if recipe == "centralised" else ""  # a short one keeps no average
     name = f'fedphd.{recipe}(data="{data}"{scale})' if recipe != "fedphd" else f'fedphd(data="{data}")'
     return Cell(
-        labels=labels, recipe=name, settings=(*settings, *more, f"seed={seed}"), metric=metric, printed=printed, spread=spread,
+        labels=labels,
+        recipe=name,
+        settings=(*settings, *more, f"seed={seed}"),
+        metric=metric,
+        printed=printed,
+        spread=spread,
         beside=beside,
-    )  # fmt: skip
+    )

@@ -13,12 +13,12 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
-)  # fmt: skip
+)
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
-)  # fmt: skip
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 
 from effuse.transport.flower.messages import UNDELIVERED, Letter
@@ -73,8 +73,11 @@ def pull(ends: Ends, run: int, tree: ObjectTree, patience: float) -> Message:
     parts = pull_objects(
         [part.object_id for part in iterate_object_tree(tree)],
         make_pull_object_fn_protobuf(ends.client.PullObject, ends.node, run),
-        max_time=patience, max_tries_per_object=None, initial_backoff=RETRY, backoff_cap=SLOWEST_RETRY,
-    )  # fmt: skip
+        max_time=patience,
+        max_tries_per_object=None,
+        initial_backoff=RETRY,
+        backoff_cap=SLOWEST_RETRY,
+    )
     make_confirm_message_received_fn_protobuf(ends.client.ConfirmMessageReceived, ends.node, run)(tree.object_id)
     message = inflate_object_from_contents(tree.object_id, parts)
     assert isinstance(message, Message)

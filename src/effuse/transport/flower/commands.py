@@ -56,9 +56,16 @@ def served(how: Served, name: str, clients: int) -> Engine:
 
 
 def join(
-    server: str, client: int, data: str, keys: Path | None, folder: Path, consent: Consent, device: str,
-    say: Callable[[str], None], preview: Callable[[Site, Hello], list[str]] | None = None,
-) -> None:  # fmt: skip
+    server: str,
+    client: int,
+    data: str,
+    keys: Path | None,
+    folder: Path,
+    consent: Consent,
+    device: str,
+    say: Callable[[str], None],
+    preview: Callable[[Site, Hello], list[str]] | None = None,
+) -> None:
     """Take part as one client until the run is over; or say what a `preview` finds that would leave the site, and leave."""
     address(server)
     own = ClientKeys(keys, client) if keys is not None else None

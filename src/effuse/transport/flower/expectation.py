@@ -109,7 +109,9 @@ class Expectation:
     def _worked_out(self, job: Job, message: Any) -> Expected:
         meta = self._machine.device
         messages = [placed(message, meta)]
-        if _loose(message):  # they keep their numbers where a job needs them, as in a rehearsal; a copy, for a job might write on it
+        if _loose(
+            message
+        ):  # they keep their numbers where a job needs them, as in a rehearsal; a copy, for a job might write on it
             messages.append(copy.deepcopy(map_params(message, lambda tensor: tensor.to(meta))))
         reason: Exception
         for sent in messages:
@@ -123,7 +125,9 @@ class Expectation:
                     if known is not self._kept and self._kept:
                         continue
                     if not (_about_shapes(error) or self._about_state(error, state) or isinstance(error, EffuseError)):
-                        error.add_note(f"in job '{job.name}' of {self.recipe.algorithm.name}, done on shapes before its orders go out")
+                        error.add_note(
+                            f"in job '{job.name}' of {self.recipe.algorithm.name}, done on shapes before its orders go out"
+                        )
                         raise
                     reason = error
                     continue
@@ -154,8 +158,15 @@ class Expectation:
 
 def _about_shapes(error: Exception) -> bool:
     """Whether torch says that a tensor without numbers cannot do this."""
-    kinds = (RuntimeError, NotImplementedError, TypeError)  # a NotImplementedError that a job raises itself speaks of no tensor
-    return isinstance(error, kinds) and re.search(r"(?<![a-z])meta(?![a-z])|Tensor\.__format__", str(error), re.IGNORECASE) is not None
+    kinds = (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+    )  # a NotImplementedError that a job raises itself speaks of no tensor
+    return (
+        isinstance(error, kinds)
+        and re.search(r"(?<![a-z])meta(?![a-z])|Tensor\.__format__", str(error), re.IGNORECASE) is not None
+    )
 
 
 def _archs(value: Any) -> list[Arch]:

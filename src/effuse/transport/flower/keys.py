@@ -125,9 +125,16 @@ def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "effuse federation authority")])
     builder = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     usage = x509.KeyUsage(
-        digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return key, builder.add_extension(usage, critical=True).sign(key, hashes.SHA384())
 
 

@@ -51,9 +51,22 @@ class OneMachine(Flower):
         folder = self.folder / "clients" / str(client)
         (folder / "manifest.json").unlink(missing_ok=True)  # terms are pinned for one sitting
         command = [
-            sys.executable, "-m", "effuse", "join", self.superlink.address, "--client-id", str(client), "--data", "recipe",
-            "--keys", str(self.place / "keys"), "--folder", str(folder), "--device", self.device,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "effuse",
+            "join",
+            self.superlink.address,
+            "--client-id",
+            str(client),
+            "--data",
+            "recipe",
+            "--keys",
+            str(self.place / "keys"),
+            "--folder",
+            str(folder),
+            "--device",
+            self.device,
+        ]
         package = str(Path(effuse.__file__).parent.parent)
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         return start(command, folder / "join.log", {"PYTHONPATH": path})

@@ -28,7 +28,7 @@ from effuse.transport.flower.messages import (
     Lost,
     Post,
     Refusal,
-)  # fmt: skip
+)
 from effuse.transport.flower.terms import Errand, Seat, Terms
 from effuse.transport.stage import Stage
 from effuse.transport.worker import Receipt

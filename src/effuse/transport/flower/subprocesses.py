@@ -30,9 +30,13 @@ def start(command: Sequence[str], log: Path, environment: dict[str, str]) -> sub
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
         return subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            env=os.environ | environment, preexec_fn=_leash,
-        )  # fmt: skip
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+            preexec_fn=_leash,
+        )
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -30,7 +30,7 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
-)  # fmt: skip
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -39,7 +39,7 @@ from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
-)  # fmt: skip
+)
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -157,9 +157,17 @@ class SuperLink(Post):
         secret.chmod(0o600)
         tool = shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) or "flower-superlink"
         command = [
-            tool, "--host", self.host, "--port", str(self.port), "--isolation", "process",
-            "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
+            tool,
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+            "--isolation",
+            "process",
+            "--superexec-auth-secret-file",
+            str(secret),
+            "--disable-runtime-dependency-installation",
+        ]
         if self.keys is None:
             command += ["--insecure"]
         else:

@@ -18,7 +18,7 @@ from flwr.proto.fleet_pb2 import (
     PullMessagesRequest,
     PushMessagesRequest,
     RegisterNodeFleetRequest,
-)  # fmt: skip
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
@@ -33,7 +33,18 @@ from effuse.core.errors import FederationError
 from effuse.core.wire import decode, encode
 from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
 from effuse.transport.flower.keys import ClientKeys
-from effuse.transport.flower.messages import ANSWER, ENROLLED, FAREWELL, HELLO, ORDER, REFUSAL, Enrolled, Hello, Letter, Refusal
+from effuse.transport.flower.messages import (
+    ANSWER,
+    ENROLLED,
+    FAREWELL,
+    HELLO,
+    ORDER,
+    REFUSAL,
+    Enrolled,
+    Hello,
+    Letter,
+    Refusal,
+)
 from effuse.transport.flower.site import Site, told
 from effuse.transport.flower.trouble import Gone, Refused, clocks_apart, code_of, in_short
 
@@ -147,7 +158,9 @@ class Link:
             raise FederationError(
                 f"{self.address} does not show a certificate of this federation; check the address and the ca.crt in --keys"
             ) from None
-        if code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:  # said of a strange key, and of one whose node is there
+        if (
+            code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+        ):  # said of a strange key, and of one whose node is there
             error = self._asked_about_the_key(client)
         if not isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError)):
             self._failing.clear()  # nobody there yet: wait for the server

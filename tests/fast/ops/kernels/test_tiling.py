@@ -56,7 +56,9 @@ def test_every_row_is_summed_once(last):
             assert t.BR * t.BC == SUMMED and t.BC & (t.BC - 1) == 0
 
 
-@pytest.mark.parametrize(("channels", "wide"), [(64, 64), (96, 32), (128, 64), (160, 32), (192, 64), (3, 4), (102, 64), (208, 64)])
+@pytest.mark.parametrize(
+    ("channels", "wide"), [(64, 64), (96, 32), (128, 64), (160, 32), (192, 64), (3, 4), (102, 64), (208, 64)]
+)
 def test_columns_are_not_read_in_vain(channels, wide):
     """96 are three times 32; where less than 32 divides them, as with 208, the last program has some to spare."""
-    assert columns(channels, 1000).BC == wide
+    assert wide == columns(channels, 1000).BC

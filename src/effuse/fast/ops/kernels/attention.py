@@ -35,9 +35,17 @@ def _head(HEADS: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def attention_forward(
-    x_ptr, out_ptr, context_ptr, norm_ptr, P, scale,
-    HEADS: tl.constexpr, D: tl.constexpr, ROW: tl.constexpr, BP: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    out_ptr,
+    context_ptr,
+    norm_ptr,
+    P,
+    scale,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    ROW: tl.constexpr,
+    BP: tl.constexpr,
+):
     INNER: tl.constexpr = HEADS * D
     image, at, d, column = _head(HEADS, D)
     x_ptr += image * P * ROW
@@ -71,9 +79,19 @@ def attention_forward(
 
 @triton.jit
 def attention_backward(
-    x_ptr, dout_ptr, context_ptr, norm_ptr, dx_ptr, P, scale,
-    HEADS: tl.constexpr, D: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, BP: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dout_ptr,
+    context_ptr,
+    norm_ptr,
+    dx_ptr,
+    P,
+    scale,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    ROW: tl.constexpr,
+    DROW: tl.constexpr,
+    BP: tl.constexpr,
+):
     INNER: tl.constexpr = HEADS * D
     image, at, d, column = _head(HEADS, D)
     x_ptr += image * P * ROW

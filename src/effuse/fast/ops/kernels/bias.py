@@ -17,9 +17,17 @@ WARPS = 8
 
 @triton.jit
 def plus_forward(
-    x_ptr, more_ptr, bias_ptr, y_ptr, n,
-    C: tl.constexpr, XROW: tl.constexpr, MROW: tl.constexpr, MORE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    more_ptr,
+    bias_ptr,
+    y_ptr,
+    n,
+    C: tl.constexpr,
+    XROW: tl.constexpr,
+    MROW: tl.constexpr,
+    MORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     lane = tl.arange(0, BLOCK)
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     inside = begin + lane < n
@@ -41,7 +49,7 @@ def plus_forward(
 @triton.jit
 def column_sums(
     x_ptr, sums_ptr, rows, C: tl.constexpr, ROW: tl.constexpr, each: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr
-):  # fmt: skip
+):
     # a program sums `each` rows of its columns
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     begin = tl.program_id(0).to(tl.int64) * each
@@ -57,7 +65,17 @@ def forward(x: Tensor, more: Tensor | None, bias: Tensor, y: Tensor, row: int, m
     """y = x + more + bias; rows of x and more may be far apart."""
     n, C = y.numel(), y.shape[1]
     plus_forward[(triton.cdiv(n, BLOCK),)](
-        x, x if more is None else more, bias, y, n, C=C, XROW=row, MROW=mrow, MORE=more is not None, BLOCK=BLOCK, num_warps=WARPS
+        x,
+        x if more is None else more,
+        bias,
+        y,
+        n,
+        C=C,
+        XROW=row,
+        MROW=mrow,
+        MORE=more is not None,
+        BLOCK=BLOCK,
+        num_warps=WARPS,
     )
 
 

@@ -27,7 +27,7 @@ def _grouped(v, lane, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr):
 @triton.jit
 def _columns(
     shift_ptr, image, C: tl.constexpr, SROW: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr, SHIFT: tl.constexpr
-):  # fmt: skip
+):
     # the channels of a program, which of them there are, and what is added to each
     lane = tl.arange(0, BC)
     c = tl.program_id(0) * CHUNK + lane
@@ -49,9 +49,22 @@ def _read(x_ptr, row, inside, c, shift, ROW: tl.constexpr, BEFORE: tl.constexpr)
 
 @triton.jit
 def _write(
-    u, y_ptr, row, inside, c, a, b, first, second, threshold, scale, base,
-    C: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
-):  # fmt: skip
+    u,
+    y_ptr,
+    row,
+    inside,
+    c,
+    a,
+    b,
+    first,
+    second,
+    threshold,
+    scale,
+    base,
+    C: tl.constexpr,
+    AFTER: tl.constexpr,
+    DROP: tl.constexpr,
+):
     at = row[:, None] * C + c[None, :]
     y = u * a[None, :] + b[None, :]
     if AFTER:
@@ -63,10 +76,31 @@ def _write(
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def norm_forward(
-    x_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, y_ptr, stats_ptr, P, salt, threshold, scale, eps,
-    C: tl.constexpr, ROW: tl.constexpr, SROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    shift_ptr,
+    weight_ptr,
+    bias_ptr,
+    seed_ptr,
+    y_ptr,
+    stats_ptr,
+    P,
+    salt,
+    threshold,
+    scale,
+    eps,
+    C: tl.constexpr,
+    ROW: tl.constexpr,
+    SROW: tl.constexpr,
+    D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    DROP: tl.constexpr,
+):
     image = tl.program_id(1)
     lane, c, on, shift = _columns(shift_ptr, image, C, SROW, CHUNK, BC, SHIFT)
     first, second = 0, 0
@@ -132,9 +166,23 @@ def norm_forward(
 
 @triton.jit
 def _slope(
-    u, dy_ptr, row, inside, c, a, b, first, second, threshold, scale, base,
-    C: tl.constexpr, DROW: tl.constexpr, AFTER: tl.constexpr, DROP: tl.constexpr,
-):  # fmt: skip
+    u,
+    dy_ptr,
+    row,
+    inside,
+    c,
+    a,
+    b,
+    first,
+    second,
+    threshold,
+    scale,
+    base,
+    C: tl.constexpr,
+    DROW: tl.constexpr,
+    AFTER: tl.constexpr,
+    DROP: tl.constexpr,
+):
     # the gradient of a u + b
     g = tl.load(dy_ptr + row[:, None] * DROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
     if DROP:
@@ -148,11 +196,33 @@ def _slope(
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def norm_backward(
-    x_ptr, dy_ptr, shift_ptr, weight_ptr, bias_ptr, seed_ptr, stats_ptr, dx_ptr, sums_ptr, P, salt, threshold, scale,
-    C: tl.constexpr, ROW: tl.constexpr, DROW: tl.constexpr, SROW: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr,
-    BC: tl.constexpr, BP: tl.constexpr, WHOLE: tl.constexpr, SHIFT: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+    x_ptr,
+    dy_ptr,
+    shift_ptr,
+    weight_ptr,
+    bias_ptr,
+    seed_ptr,
+    stats_ptr,
+    dx_ptr,
+    sums_ptr,
+    P,
+    salt,
+    threshold,
+    scale,
+    C: tl.constexpr,
+    ROW: tl.constexpr,
+    DROW: tl.constexpr,
+    SROW: tl.constexpr,
+    D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BC: tl.constexpr,
+    BP: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
     DROP: tl.constexpr,
-):  # fmt: skip
+):
     image = tl.program_id(1)
     lane, c, on, shift = _columns(shift_ptr, image, C, SROW, CHUNK, BC, SHIFT)
     weight = tl.load(weight_ptr + c, mask=on, other=0.0)
@@ -236,30 +306,92 @@ def _apart(shift: Tensor | None) -> int:
 
 
 def forward(
-    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, y: Tensor, stats: Tensor,
-    row: int, groups: int, eps: float, before: bool, after: bool, rate: float, layer: int,
-) -> None:  # fmt: skip
+    x: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor | None,
+    y: Tensor,
+    stats: Tensor,
+    row: int,
+    groups: int,
+    eps: float,
+    before: bool,
+    after: bool,
+    rate: float,
+    layer: int,
+) -> None:
     """Fill y and the statistics of every group."""
     images, C = x.shape[:2]
     P = x[0, 0].numel()
     t = tiling(C, P, groups, tensors=1)
     norm_forward[(triton.cdiv(C, t["CHUNK"]), images)](
-        x, x if shift is None else shift, weight, bias, x if seed is None else seed, y, stats, P, salt(layer),
-        threshold(rate), 1 / (1 - rate), eps, C=C, ROW=row, SROW=_apart(shift), SHIFT=shift is not None, BEFORE=before, AFTER=after,
-        DROP=rate > 0, **t,
-    )  # fmt: skip
+        x,
+        x if shift is None else shift,
+        weight,
+        bias,
+        x if seed is None else seed,
+        y,
+        stats,
+        P,
+        salt(layer),
+        threshold(rate),
+        1 / (1 - rate),
+        eps,
+        C=C,
+        ROW=row,
+        SROW=_apart(shift),
+        SHIFT=shift is not None,
+        BEFORE=before,
+        AFTER=after,
+        DROP=rate > 0,
+        **t,
+    )
 
 
 def gradients(
-    x: Tensor, dy: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor | None, stats: Tensor,
-    dx: Tensor, sums: Tensor, row: int, drow: int, groups: int, before: bool, after: bool, rate: float, layer: int,
-) -> None:  # fmt: skip
+    x: Tensor,
+    dy: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    seed: Tensor | None,
+    stats: Tensor,
+    dx: Tensor,
+    sums: Tensor,
+    row: int,
+    drow: int,
+    groups: int,
+    before: bool,
+    after: bool,
+    rate: float,
+    layer: int,
+) -> None:
     """Fill dx, and for each image the sums that are the gradients of weight, bias and shift."""
     images, C = x.shape[:2]
     P = x[0, 0].numel()
     t = tiling(C, P, groups, tensors=2)
     norm_backward[(triton.cdiv(C, t["CHUNK"]), images)](
-        x, dy, x if shift is None else shift, weight, bias, x if seed is None else seed, stats, dx, sums, P,
-        salt(layer), threshold(rate), 1 / (1 - rate), C=C, ROW=row, DROW=drow, SROW=_apart(shift), SHIFT=shift is not None, BEFORE=before,
-        AFTER=after, DROP=rate > 0, **t,
-    )  # fmt: skip
+        x,
+        dy,
+        x if shift is None else shift,
+        weight,
+        bias,
+        x if seed is None else seed,
+        stats,
+        dx,
+        sums,
+        P,
+        salt(layer),
+        threshold(rate),
+        1 / (1 - rate),
+        C=C,
+        ROW=row,
+        DROW=drow,
+        SROW=_apart(shift),
+        SHIFT=shift is not None,
+        BEFORE=before,
+        AFTER=after,
+        DROP=rate > 0,
+        **t,
+    )
