@@ -490,7 +490,7 @@ def test_list_of_one_spec(effuse):
         ("aggregate", "a reducer = mean(); how the clients' models become one"),
     ]
     assert effuse("list fedprox").out.splitlines()[:2] == [
-        "algorithm fedprox: FedAvg whose clients are held near the global model.", "  mu       float = 0.01",
+        "algorithm fedprox: FedAvg whose clients are held near the global model.", "  mu         float = 0.01",
     ]  # fmt: skip
 
 
