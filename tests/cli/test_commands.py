@@ -454,6 +454,7 @@ def test_list(effuse):
         "noise",
         "rate",
         "encoder",
+        "aggregate",
     }
     assert known["recipe"]["demo"].startswith("8x8 digits, 5 clients")
     named = {"partition": "iid", "algorithm": "fedprox", "sampler": "ddim", "metric": "fid", "data": "npz", "solver": "adam"}
@@ -512,10 +513,11 @@ def test_list_of_one_spec(effuse):
         ("local", "a solver, must be given"),
         ("cohort", "int or float or None = None; clients a round: a count, a fraction, or all"),
         ("weights", "'size' or 'uniform' = 'size'"),
+        ("aggregate", "a reducer = mean(); how the clients' models become one"),
     ]
     assert effuse("list fedprox").out.splitlines()[:2] == [
         "algorithm fedprox: FedAvg whose clients are held near the global model.",
-        "  mu       float = 0.01",
+        "  mu         float = 0.01",
     ]
 
 

@@ -31,7 +31,7 @@ class FedAvg(Algorithm, name="fedavg"):
     local: Solver
     cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None  # clients a round: a count, a fraction, or all
     weights: Literal["size", "uniform"] = "size"
-    aggregate: Reducer = Average()
+    aggregate: Reducer = Average()  # how the clients' models become one
 
     def __post_init__(self) -> None:
         if self.local.ema is not None:
