@@ -80,7 +80,7 @@ class Stopwatch(Observer):
         return {"wall": statistics.median(walls), "cpu": (self.marks[-1][1] - self.marks[0][1]) / (len(self.marks) - 1)}
 
 
-class Apart:
+class WithoutPool:
     """CPU seconds of this thread within Flower's calls."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Apart:
         self.seconds += time.thread_time() - self.before
 
 
-def watched_post(inside: Apart) -> None:
+def watched_post(inside: WithoutPool) -> None:
     """Count what the server's thread does within Flower's calls."""
     send, collect = SuperLink.send, SuperLink.collect
 
@@ -131,7 +131,7 @@ def ours(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
             "cpu",
         ]
         sites.append(start([sys.executable, __file__, "--site", *words], folder / f"site-{k}.log", {}))
-    inside, watch = Apart(), Stopwatch()
+    inside, watch = WithoutPool(), Stopwatch()
     watched_post(inside)
     resident: list[int] = []
     spans: list[tuple[float, float]] = []  # the server thread's clock and its share within Flower, round by round

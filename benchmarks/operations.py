@@ -15,7 +15,7 @@ import torch
 
 from effuse.fast.graph.captured import KERNELS
 from effuse.fast.layout import for_tensor_cores
-from effuse.fast.ops.halves import Halved
+from effuse.fast.ops.bf16 import Bf16Weights
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -34,7 +34,7 @@ def counted(name: str) -> "tuple[collections.Counter[str], collections.Counter[s
     side, channels, _ = arch.shape
     x = torch.randn(2, channels, side, side).contiguous(memory_format=torch.channels_last)
     with networks.Calls(computes) as forwards, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        loss = Halved(net, lambda run: run)(x, torch.tensor([3, 700])).float().square().mean()
+        loss = Bf16Weights(net, lambda run: run)(x, torch.tensor([3, 700])).float().square().mean()
     with networks.Calls(computes) as backwards:
         loss.backward()
     return forwards.seen, backwards.seen

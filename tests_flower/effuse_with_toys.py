@@ -39,13 +39,13 @@ def lie(head: bytes, body: bytes, n: int) -> tuple[str, bytes, bytes]:
 if os.environ.get("EFFUSE_TEST_LIES"):
     from effuse.transport.flower import supernode as link
 
-    plain, told = link.Link._answered, iter(range(100))
+    plain, told = link.SiteClient._answered, iter(range(100))
 
     def answered(self, make):
         letter = plain(self, make)
-        return link.Letter(*lie(letter.head, letter.body, next(told))) if letter.kind == link.ANSWER else letter
+        return link.Packet(*lie(letter.head, letter.body, next(told))) if letter.kind == link.ANSWER else letter
 
-    link.Link._answered = answered
+    link.SiteClient._answered = answered
 
 if __name__ == "__main__":
     main()

@@ -386,7 +386,7 @@ def test_sparse_training_agrees():
 
 
 def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
-    """Two rounds, the cut, two more: recorded anew, the old recordings dropped, and losses near the eager run's."""
+    """Two rounds, the cut, two more: recorded reset_for, the old recordings dropped, and losses near the eager run's."""
     made = []
     monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
     algorithm = FedPhD(local=Adam(lr=1e-4, batch=128, epochs=2), cohort=None, r_g=1, R_s=2, ratio=0.5, lambda_0=0.0)

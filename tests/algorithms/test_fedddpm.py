@@ -125,7 +125,7 @@ def test_a_histogram_is_charged(tmp_path):
 
 
 def test_a_part_of_the_auxiliary_set(tmp_path):
-    """Half of A's four images, drawn anew: two of c, or one of each; the correction ends at c/2 or at 0."""
+    """Half of A's four images, drawn reset_for: two of c, or one of each; the correction ends at c/2 or at 0."""
     ends = set()
     for seed in range(6):
         algorithm = FedDDPM(**PREPARED, local=WHOLE, central=HALF, part=0.5)

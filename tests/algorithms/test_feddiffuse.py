@@ -131,7 +131,7 @@ def test_usplit_of_two_clients_by_hand(tmp_path):
         found = weights(tmp_path / str(seed))
         assert found["e"] == -found["d"] and set(map(abs, found.values())) == {1.0}
         ends.add(tuple(found.values()))
-    assert len(ends) > 2, "who reports what is drawn anew"
+    assert len(ends) > 2, "who reports what is drawn reset_for"
 
 
 @pytest.mark.parametrize(("method", "shared"), [(ULatDec, ("b", "d")), (UDec, ("d",))])

@@ -10,7 +10,16 @@ import torch
 from hand import one_weight_recipe, trained
 from toy import ADAM, ToyUnet, toy_recipe
 
-from effuse.algorithms.fedphd import Choice, Edge, FedPhD, Kept, Trained, chances, homogeneity, sparsifying
+from effuse.algorithms.fedphd import (
+    Edge,
+    EdgeChoice,
+    FedPhD,
+    FedPhDUpdate,
+    ReportedHistogram,
+    chances,
+    homogeneity,
+    sparsifying,
+)
 from effuse.core.algorithm import on_client
 from effuse.core.build import build
 from effuse.core.data import Shape
@@ -83,7 +92,7 @@ class Site:
     """A client that has told its histogram, with randomness of a seed's."""
 
     def __init__(self, told: np.ndarray, seed: int) -> None:
-        self.state = {"told": Kept(tuple(told))}
+        self.state = {"told": ReportedHistogram(tuple(told))}
         self.stream = lambda purpose: Stream((seed, purpose))
 
 
@@ -216,8 +225,8 @@ class HandChosen(FedPhD):
     """Client 0 goes to edge 0, client 1 to edge 1."""
 
     @on_client
-    def choose(self, client: Client, q: torch.Tensor, scale: float) -> Choice:
-        return Choice((client.id, 1 - client.id))
+    def choose(self, client: Client, q: torch.Tensor, scale: float) -> EdgeChoice:
+        return EdgeChoice((client.id, 1 - client.id))
 
 
 def chosen(**options) -> HandChosen:
@@ -256,7 +265,7 @@ class Drowned(Disclosure):
 
 
 def test_work_counts_where_noise_leaves_no_images(tmp_path):
-    """Told are 3 - 1 and 1 - 1 images: the cloud weighs edge 0 by 2 + 10 mu = 14.93, edge 1 by 0 + 10 * 2, for of no images nothing
+    """Histogram are 3 - 1 and 1 - 1 images: the cloud weighs edge 0 by 2 + 10 mu = 14.93, edge 1 by 0 + 10 * 2, for of no images nothing
     is known: -5.07 / 34.93. With a=0 edge 1 has no weight, as Eq. 21 says.
     """
     w = np.array([2 + 10 * MU, 20])
@@ -285,7 +294,7 @@ class Louder(Disclosure):
 def test_clients_are_shown_the_edges_and_choose_by_what_they_told(tmp_path, options):
     """a=0, so an edge is wanted by b minus the images that it would have. Clients of 3 and 1, cycles of two rounds, b=5: where
     client 0 was, there are 3 + 3 > 5; the other edge has at most 1 + 3 < 5. So it changes edge in every second round, whatever
-    client 1 did. Shares of 4 with b=5/4 are the same. Told as 23 and 21: 46 > 45 and 21 + 23 < 45, where 3 would fit in anywhere.
+    client 1 did. Shares of 4 with b=5/4 are the same. Histogram as 23 and 21: 46 > 45 and 21 + 23 < 45, where 3 would fit in anywhere.
     """
     algorithm = FedPhD(local=STEP, cohort=None, r_g=2, variant="none", a=0.0, **options)
     run(one_weight_recipe(algorithm, rounds=16), tmp_path / "run")
@@ -386,8 +395,8 @@ class Watched(FedPhD):
     """Clients do nothing, and report as their loss whether they were to regularise."""
 
     @on_client
-    def train(self, client: Client, theta: Model, sparse: bool) -> Trained:
-        return Trained(theta, float(sparse))
+    def train(self, client: Client, theta: Model, sparse: bool) -> FedPhDUpdate:
+        return FedPhDUpdate(theta, float(sparse))
 
 
 @pytest.mark.parametrize(("variant", "regularised"), [("sparse", [1, 1, 1, 1, 0, 0]), ("os", [0] * 6), ("none", [0] * 6)])
@@ -505,8 +514,8 @@ class Wayward(FedPhD):
     """Both clients would go to edge 1, else client 0 to edge 2 and client 1 to edge 0."""
 
     @on_client
-    def choose(self, client: Client, q: torch.Tensor, scale: float) -> Choice:
-        return Choice((1, 2, 0) if client.id == 0 else (1, 0, 2))
+    def choose(self, client: Client, q: torch.Tensor, scale: float) -> EdgeChoice:
+        return EdgeChoice((1, 2, 0) if client.id == 0 else (1, 0, 2))
 
 
 def test_each_client_has_a_next_best_of_its_own(tmp_path):
@@ -588,4 +597,4 @@ def test_a_per_step_average_is_refused():
 def test_an_odd_choice_of_edges_is_refused(edges):
     """It came from a site: the answer is rejected, and not the server stopped."""
     with pytest.raises(WireError, match="is not an order of edges"):
-        Choice(edges)
+        EdgeChoice(edges)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from toy import ADAM, ToyImages, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.moon import Contrasted, Moon, contrastive
+from effuse.algorithms.moon import Moon, MoonUpdate, contrastive
 from effuse.core.algorithm import on_client
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
@@ -220,8 +220,8 @@ class Contrasting(Moon):
     """Client 0 has no last model; the others report contrasts of 1 and 2."""
 
     @on_client
-    def train(self, client: Client, model: Model) -> Contrasted:
-        return Contrasted(model, 1.0, 0.0, float(client.id) or None)
+    def train(self, client: Client, model: Model) -> MoonUpdate:
+        return MoonUpdate(model, 1.0, 0.0, float(client.id) or None)
 
 
 def test_the_noted_contrast_is_told_from_ln_2(tmp_path):

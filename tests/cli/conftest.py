@@ -1,4 +1,4 @@
-"""The command as a user has it, called in this process: starting Python and torch anew for each call would cost seconds."""
+"""The command as a user has it, called in this process: starting Python and torch reset_for for each call would cost seconds."""
 
 import contextlib
 import io

@@ -405,7 +405,7 @@ def test_the_comparison_can_be_resized(tmp_path):
     assert plans["centralised"].algorithm.local.steps == 2 * 94
     assert plans["fedavg_matched"].evaluate.every == 5, "on the axis of FedAvg's rounds"
     assert plans["aux_only"].rounds / plans["aux_only"].evaluate.every == 4, "in longer rounds, as often"
-    assert len({r.speed for r in plans.values()}) == 1, "or a process would record anew for the next cell"
+    assert len({r.speed for r in plans.values()}) == 1, "or a process would record reset_for for the next cell"
 
 
 def test_how_the_comparison_and_its_tuning_look(tmp_path):

@@ -320,7 +320,9 @@ def test_a_checkpoint_of_a_version_whose_algorithm_kept_another_state_is_told(tm
     folder = RunFolder(tmp_path / "run")
     saved = folder.load_checkpoint()
     folder.save_checkpoint(dataclasses.replace(saved, server=Server(saved.server.model)))
-    with pytest.raises(RunError, match="holds a Server, and scaffold now works on a Controlled; finish it with the version"):
+    with pytest.raises(
+        RunError, match="holds a Server, and scaffold now works on a ScaffoldServer; finish it with the version"
+    ):
         resume(tmp_path / "run")
 
 

@@ -239,7 +239,7 @@ def test_what_only_one_side_can_do(sides, capsys):
 
 
 def test_a_checkout_is_run_once_per_source(tmp_path):
-    """A side does a real run, finds it again, and does it anew after a change of the source."""
+    """A side does a real run, finds it again, and does it reset_for after a change of the source."""
     run = hashes.Run("algorithm", "fedprox")
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("__pycache__"))

@@ -7,7 +7,7 @@ from toy import ADAM, ToyStateful, toy_recipe
 from effuse.core.params import Params
 from effuse.runs.driver import run
 from effuse.transport.state import Snapshots
-from effuse.transport.worker import Recent
+from effuse.transport.worker import StateCache
 
 
 def state(value: float, n: int = 4) -> dict:
@@ -15,7 +15,7 @@ def state(value: float, n: int = 4) -> dict:
 
 
 def test_a_state_is_found_by_the_name_of_its_snapshot_alone():
-    recent = Recent()
+    recent = StateCache()
     recent.put(0, "1_0", state(1.0))
     assert recent.get(0, "1_0")["w"]["w"].tolist() == [1.0] * 4 and recent.get(0, "1_0")["visits"] == 3
     assert recent.get(0, "0_0") is None and recent.get(1, "1_0") is None and recent.get(0, None) is None
@@ -25,7 +25,7 @@ def test_a_state_is_found_by_the_name_of_its_snapshot_alone():
 
 def test_what_is_remembered_is_nobody_elses():
     """Neither the job that kept a tensor and writes on it afterwards, nor the one that is handed it, changes what is remembered."""
-    recent, kept = Recent(), state(1.0)
+    recent, kept = StateCache(), state(1.0)
     recent.put(0, "1_0", kept)
     kept["w"]["w"].data.fill_(5.0)
     recent.get(0, "1_0")["w"]["w"].data.fill_(7.0)
@@ -34,7 +34,7 @@ def test_what_is_remembered_is_nobody_elses():
 
 def test_a_limit_of_bytes_drops_what_was_used_longest_ago():
     """16 bytes each, 40 in all: two states stay. Client 0 is looked at before client 2 comes, so client 1 goes."""
-    recent = Recent(limit=40)
+    recent = StateCache(limit=40)
     recent.put(0, "1_0", state(0.0))
     recent.put(1, "1_0", state(1.0))
     recent.get(0, "1_0")
@@ -57,7 +57,7 @@ def test_a_state_is_read_from_disk_once_at_most(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(Snapshots, "read", noted)
     remembered = run(recipe, tmp_path / "remembered", engine=engine)
     assert [n for n in named if n is not None] == []
-    monkeypatch.setattr(Recent, "get", lambda *_: None)
+    monkeypatch.setattr(StateCache, "get", lambda *_: None)
     forgotten = run(recipe, tmp_path / "forgotten", engine=engine)
     assert len([n for n in named if n is not None]) == 9, "three clients in rounds 1, 2 and 3"
     assert remembered.weights_sha256 == forgotten.weights_sha256

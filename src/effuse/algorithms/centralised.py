@@ -11,7 +11,7 @@ from effuse.core.spec import spec
 
 
 @message(name="centralised.server")
-class Pooled(Server):
+class CentralisedServer(Server):
     """The model and, where the solver keeps one, its per-step average."""
 
     average: Params | None = None
@@ -25,14 +25,14 @@ class Centralised(Averages):
 
     def setup(self, model: Model, fed: Federation) -> Server:
         fed.pool()  # refused here, where there is no such thing, and not when all clients have come
-        return Pooled(model)
+        return CentralisedServer(model)
 
-    def round(self, server: Pooled, fed: Federation) -> Server:
+    def round(self, server: CentralisedServer, fed: Federation) -> Server:
         bench = fed.workbench
         net = bench.load(server.model)
         fit = bench.fit(net, self.local, fed.pool(), average=server.average)
         fed.told(fit.loss, fit.images)
-        return Pooled(bench.unload(net), average=fit.average)
+        return CentralisedServer(bench.unload(net), average=fit.average)
 
-    def average(self, server: Pooled) -> Params | None:
+    def average(self, server: CentralisedServer) -> Params | None:
         return server.average

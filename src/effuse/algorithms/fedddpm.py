@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.shared.synthesis import Fraction, Gathering, Synthesising, Synthetic
+from effuse.algorithms.shared.synthesis import AuxiliarySet, Fraction, Synthesising, SynthesisServer
 from effuse.core.algorithm import FEDERATE, Server
 from effuse.core.capabilities import StopsEarly
 from effuse.core.errors import RecipeError
@@ -35,10 +35,10 @@ class Correcting(Synthesising):
 
     central: Solver  # E passes over A with the step eta
     part: Fraction = (
-        1.0  # of A that a correction sees, drawn anew each time; 1: A is fixed before training, as in the listing
+        1.0  # of A that a correction sees, drawn reset_for each time; 1: A is fixed before training, as in the listing
     )
 
-    def corrected(self, w: Model, server: Gathering, fed: Federation, told: bool = False) -> Model:
+    def corrected(self, w: Model, server: SynthesisServer, fed: Federation, told: bool = False) -> Model:
         """The model after the server's own passes over A."""
         bench, A = fed.workbench, server.auxiliary
         if self.part < 1.0:
@@ -59,7 +59,7 @@ class FedDDPM(Correcting, FedAvg, name="fedddpm"):
 
     weights: Literal["size", "uniform"] = "uniform"  # Eq. 9 averages uniformly; its objective weighs by size
 
-    def round(self, server: Gathering, fed: Federation) -> Server:
+    def round(self, server: SynthesisServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed)
         w_hat = self.aggregated(server, fed)
@@ -95,7 +95,7 @@ class QuickTest(Spec):
             return True, average
         return False, self.gamma * score + (1 - self.gamma) * average
 
-    def score(self, model: Model, A: Synthetic, sampler: Sampler, fed: Federation) -> float:
+    def score(self, model: Model, A: AuxiliarySet, sampler: Sampler, fed: Federation) -> float:
         """The Fréchet distance of some samples of the model, drawn from the same noise at every test, to the reference."""
         bench, noise = fed.workbench, stream(fed.seed, SETUP_T, "quick test", 0, SERVER, "samples")
         images = bench.generate(model, self.size, self.sampler or sampler, stream=noise)
@@ -125,7 +125,7 @@ def leading(features: Tensor, components: int | None) -> tuple[Tensor, Moments]:
 
 
 @message(name="fedddpm_plus.server")
-class Tested(Gathering):
+class FedDDPMPlusServer(SynthesisServer):
     """What FedDDPM+ remembers besides: the running average of its test, and every score."""
 
     average: float | None = None
@@ -160,9 +160,9 @@ class FedDDPMPlus(FedDDPM, StopsEarly, name="fedddpm_plus"):
                 "use inception() or pixels(), or reference=oracle"
             )
         begun = super().setup(model, fed)
-        return Tested(begun.model, phase=begun.phase, pending=begun.pending)
+        return FedDDPMPlusServer(begun.model, phase=begun.phase, pending=begun.pending)
 
-    def round(self, server: Tested, fed: Federation) -> Server:
+    def round(self, server: FedDDPMPlusServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed)
         if server.phase == CORRECTION:
@@ -187,7 +187,7 @@ class AuxOnly(Correcting, name="aux_only"):
 
     share: Fraction = 1.0
 
-    def round(self, server: Gathering, fed: Federation) -> Server:
+    def round(self, server: SynthesisServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed)
         return dataclasses.replace(server, model=self.corrected(server.model, server, fed, told=True))

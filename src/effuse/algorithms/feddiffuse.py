@@ -22,7 +22,7 @@ PARTS = ("encoder", "bottleneck", "decoder")
 
 
 @message(name="feddiffuse.update")
-class Report:
+class PartsUpdate:
     """The parts that a client was asked for, after local training."""
 
     parts: Annotated[dict[str, Params], by_weight]
@@ -71,7 +71,7 @@ class Full(FedAvg, name="feddiffuse_full"):
         return dict.fromkeys(cohort, self.shared)
 
     @on_client
-    def train(self, client: Client, theta: Model, report: tuple[str, ...]) -> Report:
+    def train(self, client: Client, theta: Model, report: tuple[str, ...]) -> PartsUpdate:
         net = client.load(self.own(client, theta))
         # all parts learn, whichever are reported
         fit = client.fit(net, self.local, client.data, average=client.state.get("average"))
@@ -82,7 +82,7 @@ class Full(FedAvg, name="feddiffuse_full"):
                 # where clients take equal steps, the mean of moving averages is that of the mean: reported last, it costs no byte
                 theta_k = theta_k.holding(fit.average)
         client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
-        return Report({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
+        return PartsUpdate({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
 
     def owners(self, server: Server, fed: Federation) -> Sequence[int]:
         return sorted(fed.has("theta"))

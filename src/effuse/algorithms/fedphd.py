@@ -43,7 +43,7 @@ class Edge:
 
 
 @message(name="fedphd.server")
-class Tree(Server):
+class FedPhDServer(Server):
     """The cloud's model, the edges, and what clients told of their data."""
 
     edges: tuple[Edge, ...] = ()
@@ -52,7 +52,7 @@ class Tree(Server):
 
 
 @message(name="fedphd.histogram")
-class Told:
+class Histogram:
     """A client's histogram as it leaves the client: all that anybody learns of its labels."""
 
     counts: Tensor
@@ -67,18 +67,18 @@ class Told:
 
 
 @message(name="fedphd.told")
-class Kept:
+class ReportedHistogram:
     """The same at the client, so that its noise is drawn once."""
 
     counts: tuple[float, ...]
 
 
 @message(name="fedphd.choice")
-class Choice:
+class EdgeChoice:
     """The edges in the order in which a client would go to them."""
 
     edges: tuple[int, ...]
-    told: Told | None = None  # its histogram, where the answer that told it was lost
+    told: Histogram | None = None  # its histogram, where the answer that told it was lost
 
     def __post_init__(self) -> None:
         if sorted(self.edges) != list(range(len(self.edges))) or not self.edges:
@@ -86,7 +86,7 @@ class Choice:
 
 
 @message(name="fedphd.update")
-class Trained:
+class FedPhDUpdate:
     """A client's model after local training; its weight follows from what it told at enrolment."""
 
     theta: Annotated[Model, by_weight]
@@ -167,9 +167,9 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
             model = prune(model, self.ratio, "random", fed.workbench.stream("prune"))
         elif self.variant == "sparse":
             cut(model.arch, self.ratio)  # a network that cannot be pruned is refused here
-        return Tree(model, pruned=self.variant != "sparse", phase=ENROL)
+        return FedPhDServer(model, pruned=self.variant != "sparse", phase=ENROL)
 
-    def round(self, server: Tree, fed: Federation) -> Server:
+    def round(self, server: FedPhDServer, fed: Federation) -> Server:
         if server.phase == ENROL:
             told = {n: answer.histogram for n, answer in fed.ask(self.enrol, fed.clients)}
             classes = len(next(iter(told.values())))  # of the data: a network may have more
@@ -196,8 +196,8 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         return self._in_the_cloud(server, fed, r, {e: edges[e] for e in here if edges[e].trained})
 
     def _chosen(
-        self, server: Tree, fed: Federation, cohort: Sequence[int], here: Sequence[int]
-    ) -> tuple[Tree, dict[int, int]]:
+        self, server: FedPhDServer, fed: Federation, cohort: Sequence[int], here: Sequence[int]
+    ) -> tuple[FedPhDServer, dict[int, int]]:
         """The edge that each client goes to: the one it chose or, where that is silent, its next-best."""
         # one snapshot for all clients of the round: the published balance of load comes out only so
         q = torch.tensor([edge.counts for edge in server.edges])
@@ -206,7 +206,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         at = {n: next((e for e in choice.edges if e in here), here[0]) for n, choice in choices.items()}
         return dataclasses.replace(server, told=server.told | late), at
 
-    def _train(self, server: Tree, fed: Federation, edges: list[Edge], at: Mapping[int, int]) -> None:
+    def _train(self, server: FedPhDServer, fed: Federation, edges: list[Edge], at: Mapping[int, int]) -> None:
         """Local training at the edges' models; what comes back waits, in a weighted mean, for the edge to aggregate."""
         sparse = not server.pruned
         orders = {e: {"theta": edges[e].theta, "sparse": sparse} for e in set(at.values())}
@@ -230,8 +230,8 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         counts = tuple(x + y for x, y in zip(edge.counts, edge.waiting_counts))
         return Edge(counts, theta=edge.waiting, trained=True)
 
-    def _in_the_cloud(self, server: Tree, fed: Federation, r: int, edges: Mapping[int, Edge]) -> Tree:
-        """Eqs. 21 and 22; then pruning, when its time has come; then every edge starts anew."""
+    def _in_the_cloud(self, server: FedPhDServer, fed: Federation, r: int, edges: Mapping[int, Edge]) -> FedPhDServer:
+        """Eqs. 21 and 22; then pruning, when its time has come; then every edge starts reset_for."""
         theta, pruned = server.model, server.pruned
         w = {e: self._weight(edge.counts, self._scale(server)) for e, edge in edges.items()}
         alike = not any(w.values())
@@ -241,17 +241,17 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         if not pruned and r >= self.R_s:
             theta, pruned = prune(theta, self.ratio, "norm", fed.workbench.stream("prune")), True
             fed.note(pruned_to=theta.params.numel)
-        return Tree(theta, edges=self._empty(len(server.edges[0].counts)), told=server.told, pruned=pruned)
+        return FedPhDServer(theta, edges=self._empty(len(server.edges[0].counts)), told=server.told, pruned=pruned)
 
     @on_client
-    def enrol(self, client: Client) -> Told:
+    def enrol(self, client: Client) -> Histogram:
         # the same noise in whatever round it is asked for: an answer that was lost, or came late, cost its epsilon already
         told = self.histogram.told(client.data.histogram, client.lasting("histogram"))
-        client.state["told"] = Kept(tuple(told))
-        return Told(torch.tensor(told))
+        client.state["told"] = ReportedHistogram(tuple(told))
+        return Histogram(torch.tensor(told))
 
     @on_client
-    def choose(self, client: Client, q: Tensor, scale: float) -> Choice:
+    def choose(self, client: Client, q: Tensor, scale: float) -> EdgeChoice:
         late = None if "told" in client.state else self.enrol(client)
         edges, own = q.cpu().numpy().astype(np.float64), np.array(client.state["told"].counts)
         P = chances(own, edges, self.a, self.b, self._target(len(own)), scale)
@@ -259,16 +259,18 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
             P = np.full(len(edges), 1 / len(edges))
         rng = client.stream("edge").numpy()
         first, lot = int(rng.choice(len(edges), p=P)), rng.random(len(edges))  # edges that are equally likely are drawn, too
-        return Choice((first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: (-P[e], lot[e]))), late)
+        return EdgeChoice(
+            (first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: (-P[e], lot[e]))), late
+        )
 
     @on_client
-    def train(self, client: Client, theta: Model, sparse: bool) -> Trained:
+    def train(self, client: Client, theta: Model, sparse: bool) -> FedPhDUpdate:
         net = client.load(theta)
         how: dict[str, Any] = {}
         if sparse:
             how = {"direction": sparsifying, "given": {"lambda_g": group_weights(theta.arch, self.lambda_0)}}
         fit = client.fit(net, self.local, client.data, **how)
-        return Trained(client.unload(net), fit.loss)
+        return FedPhDUpdate(client.unload(net), fit.loss)
 
     def warnings(self, rounds: int) -> list[str]:
         told = [f"outages: round {r} is after the last one, {rounds}" for r, _ in self.outages if r > rounds]
@@ -286,7 +288,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
                 told.append(f"R_s={self.R_s} is not a multiple of r_g={self.r_g}: the network is pruned in round {at}")
         return told
 
-    def spent(self, server: Tree) -> dict[str, Any] | None:
+    def spent(self, server: FedPhDServer) -> dict[str, Any] | None:
         charge = self.histogram.charge
         if charge is None:
             return None
@@ -301,7 +303,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
     def _target(self, classes: int) -> np.ndarray:
         return np.full(classes, 1 / classes) if self.q_u is None else np.array(self.q_u)
 
-    def _scale(self, server: Tree) -> float:
+    def _scale(self, server: FedPhDServer) -> float:
         return (sum(map(sum, server.told.values())) or 1.0) if self.normalised else 1.0
 
     def _mu(self, counts: Sequence[float]) -> float:

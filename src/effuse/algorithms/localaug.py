@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.algorithms.shared.synthesis import Gathering, Synthesising, joined
+from effuse.algorithms.shared.synthesis import Synthesising, SynthesisServer, joined
 from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.federation import Federation
 from effuse.core.message import message
@@ -30,7 +30,7 @@ class Share:
 class LocalAug(Synthesising, FedAvg, name="localaug"):
     """FedAvg whose clients train on their own data and an equal share each of the auxiliary set, sent to them once."""
 
-    def round(self, server: Gathering, fed: Federation) -> Server:
+    def round(self, server: SynthesisServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed, then=SHARING)
         if server.phase == SHARING:
@@ -40,13 +40,13 @@ class LocalAug(Synthesising, FedAvg, name="localaug"):
         w = fed.mean(self.train, S, by=self.aggregate, model=server.model, share=None, once=late).value.model
         return dataclasses.replace(server, model=w)
 
-    def shared(self, server: Gathering, fed: Federation) -> Server:
+    def shared(self, server: SynthesisServer, fed: Federation) -> Server:
         """Every client its share."""
         for _ in fed.ask(self.keep, fed.clients, once=self.split(server, fed)):
             pass
         return dataclasses.replace(server, phase=FEDERATE)
 
-    def split(self, server: Gathering, fed: Federation) -> dict[int, dict[str, Share]]:
+    def split(self, server: SynthesisServer, fed: Federation) -> dict[int, dict[str, Share]]:
         """A_i: an even split of A, shuffled, so that a client's share comes from all; the same in every round."""
         A = server.auxiliary
         order = torch.from_numpy(fed.workbench.lasting("split").numpy().permutation(len(A)))

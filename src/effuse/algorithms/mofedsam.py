@@ -21,14 +21,14 @@ from effuse.core.workbench import Client
 
 
 @message(name="mofedsam.server")
-class Moving(Server):
+class MoFedSAMServer(Server):
     """The global model x and the global direction Delta: the mean v of the last round."""
 
     delta: Params
 
 
 @message(name="mofedsam.update")
-class Moved:
+class MoFedSAMUpdate:
     """A client's model after local training; its mean gradient where the momentum is made of those."""
 
     y: Model
@@ -65,9 +65,9 @@ class MoFedSAM(FedAvg, name="mofedsam"):
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:
-        return Moving(model, delta=model.params.zeros())
+        return MoFedSAMServer(model, delta=model.params.zeros())
 
-    def round(self, server: Moving, fed: Federation) -> Server:
+    def round(self, server: MoFedSAMServer, fed: Federation) -> Server:
         x, rate = server.model, fed.workbench.rate(self.local)
         y, delta = Mean[Model](), Mean[Params]()
         for _, u in fed.ask(self.train, fed.sample(self.cohort), x=x, delta=server.delta):
@@ -76,10 +76,10 @@ class MoFedSAM(FedAvg, name="mofedsam"):
             del u  # or it would live on while the next one is made
         # an update is made of v, a gradient is g alone: mean v = alpha mean g + (1 - alpha) Delta
         new = server.delta.lerp(delta.value, self.alpha) if self.averages_gradients else delta.value
-        return Moving(y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g), delta=new)
+        return MoFedSAMServer(y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g), delta=new)
 
     @on_client
-    def train(self, client: Client, x: Model, delta: Params) -> Moved:
+    def train(self, client: Client, x: Model, delta: Params) -> MoFedSAMUpdate:
         net = client.load(x)
         fit = client.fit(
             net,
@@ -90,7 +90,7 @@ class MoFedSAM(FedAvg, name="mofedsam"):
             uphill=self.rho,
             report_gradient=self.averages_gradients,
         )
-        return Moved(client.unload(net), fit.gradient, fit.steps, self.weight(client), fit.loss)
+        return MoFedSAMUpdate(client.unload(net), fit.gradient, fit.steps, self.weight(client), fit.loss)
 
     @property
     def averages_gradients(self) -> bool:

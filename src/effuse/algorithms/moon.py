@@ -22,7 +22,7 @@ from effuse.core.workbench import Client
 
 
 @message(name="moon.update")
-class Contrasted(Update):
+class MoonUpdate(Update):
     """A client's model, and how well its features were told from those of its last one."""
 
     contrast: Annotated[float | None, by_count]  # None at its first participation, which has no last one
@@ -63,7 +63,7 @@ class Moon(FedAvg, Companions):
         return Server(y.model)
 
     @on_client
-    def train(self, client: Client, model: Model) -> Contrasted:
+    def train(self, client: Client, model: Model) -> MoonUpdate:
         net, prev = client.load(model), client.state.get("prev")
         if prev is None:
             fit = client.fit(net, self.local, client.data)
@@ -72,4 +72,4 @@ class Moon(FedAvg, Companions):
             fit = client.fit(net, self.local, client.data, loss=contrastive, given=given)
         y = client.unload(net)
         client.state["prev"] = y.params
-        return Contrasted(y, self.weight(client), fit.loss, fit.noted)
+        return MoonUpdate(y, self.weight(client), fit.loss, fit.noted)

@@ -20,14 +20,14 @@ from effuse.core.workbench import Client
 
 
 @message(name="scaffold.server")
-class Controlled(Server):
+class ScaffoldServer(Server):
     """The global model x and the server's control variate c."""
 
     c: Params
 
 
 @message(name="scaffold.update")
-class Corrected:
+class ScaffoldUpdate:
     """A client's model after local training, and by how much its control variate changed."""
 
     y: Annotated[Model, by_weight]
@@ -51,17 +51,17 @@ class Scaffold(FedAvg, name="scaffold"):
     weights: Literal["size", "uniform"] = "uniform"  # as in the paper; c is always averaged so
 
     def setup(self, model: Model, fed: Federation) -> Server:
-        return Controlled(model, c=model.params.zeros())
+        return ScaffoldServer(model, c=model.params.zeros())
 
-    def round(self, server: Controlled, fed: Federation) -> Server:
+    def round(self, server: ScaffoldServer, fed: Federation) -> Server:
         x, c, S = server.model, server.c, fed.sample(self.cohort)
         updates = fed.mean(self.train, S, by=self.aggregate, x=x, c=c)
         y, dc = updates.value.y, updates.value.dc
         step = y if self.eta_g == 1.0 else x.lerp(y, self.eta_g)
-        return Controlled(step, c=c + (len(updates.heard) / len(fed.clients)) * dc)  # those of S who answered
+        return ScaffoldServer(step, c=c + (len(updates.heard) / len(fed.clients)) * dc)  # those of S who answered
 
     @on_client
-    def train(self, client: Client, x: Model, c: Params) -> Corrected:
+    def train(self, client: Client, x: Model, c: Params) -> ScaffoldUpdate:
         c_i = client.state.get("c_i", c.zeros())
         net = client.load(x)
         fit = client.fit(
@@ -81,7 +81,7 @@ class Scaffold(FedAvg, name="scaffold"):
         else:
             c_new = fit.gradient
         client.state["c_i"] = c_new
-        return Corrected(y, c_new - c_i, self.weight(client), fit.loss)
+        return ScaffoldUpdate(y, c_new - c_i, self.weight(client), fit.loss)
 
     @property
     def rule(self) -> str:

@@ -131,9 +131,9 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words:
         return f"not enough memory ({words}); lower algorithm.local.batch or sampler.batch; `effuse check` estimates memory"
     # specs take a second to import, for which other errors need not wait
-    from effuse.core.blame import blamed
+    from effuse.core.blame import culprit
 
-    where = blamed(error) or "please report it"
+    where = culprit(error) or "please report it"
     return f"unexpected {type(error).__name__}: {words} ({where}; --debug shows a traceback)"
 
 

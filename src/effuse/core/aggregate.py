@@ -25,15 +25,15 @@ from effuse.core.visit import each_params, through_wire
 Rule = Callable[[Tensor], Tensor]  # one tensor of every reply, stacked, to one tensor
 
 
-class Share(enum.Enum):
+class CountsAs(enum.Enum):
     """What a reply counts for in the mean of a field, as `model: Annotated[Model, by_weight]` declares it."""
 
     WEIGHT = "by weight"  # the reply's `weight`, or what the server's own rule gives to its client
     COUNT = "by count"  # one, whatever the weight
 
 
-by_weight, by_count = Share.WEIGHT, Share.COUNT
-Fields = Mapping[str, Share]
+by_weight, by_count = CountsAs.WEIGHT, CountsAs.COUNT
+Fields = Mapping[str, CountsAs]
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def reduced_fields(reply: Any) -> Fields:
     """The fields of a reply that are reduced, and by what share."""
     hints = typing.get_type_hints(reply, include_extras=True) if is_message(reply) else {}
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Share)}
+    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, CountsAs)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Means:
         return SimpleNamespace(**found)
 
 
-def number_of(told: Sequence[tuple[float, float]], share: Share) -> float:
+def number_of(told: Sequence[tuple[float, float]], share: CountsAs) -> float:
     """The mean of the numbers that were told."""
     if share is by_count:
         return sum(number for number, _ in told) / len(told)

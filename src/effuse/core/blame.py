@@ -9,9 +9,9 @@ from effuse.core.spec import Spec
 ROOMS = {*SPEC_PACKAGES, "recipes"} - {"core"}  # files of a user's own may lie among ours
 
 
-def blamed(error: BaseException) -> str:
+def culprit(error: BaseException) -> str:
     """The lines that an error passed through, of the user's own files where they can be told; nothing where it is ours."""
-    if found := getattr(error, "blamed", ""):  # another process has looked
+    if found := getattr(error, "culprit", ""):  # another process has looked
         return str(found)
     ours, theirs = {}, {}
     for frame, line in traceback.walk_tb(error.__traceback__):

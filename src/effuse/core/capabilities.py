@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @message(name="personal.samples")
-class Drawn:
+class PersonalSamples:
     """A client's personal model, shown by what it draws and by its digest; the model itself stays."""
 
     images: Images | None  # None when none were asked for
@@ -45,9 +45,9 @@ class Personal(Algorithm):
         raise NotImplementedError
 
     @on_client
-    def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None, average: bool) -> Drawn:
+    def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None, average: bool) -> PersonalSamples:
         own = self.own_average(client, model) if average else self.own(client, model)
-        return Drawn(client.generate(own, n, sampler) if sampler and n else None, own.params.digest())
+        return PersonalSamples(client.generate(own, n, sampler) if sampler and n else None, own.params.digest())
 
 
 class Hierarchical(Algorithm):

@@ -48,14 +48,14 @@ class Fit(NamedTuple):
     noted: float | None = None  # the mean over all images of what the loss returned beside itself
 
 
-class Dealt(NamedTuple):
+class BatchRows(NamedTuple):
     """The images of one batch."""
 
     positions: Tensor  # in the shard; a ragged batch is filled up with its first image
     real: int  # how many of them count
 
 
-def deal(work: Work) -> Iterator[Dealt]:
+def deal(work: Work) -> Iterator[BatchRows]:
     """The batches of a fit: shuffled epochs, cut short where the solver counts steps."""
     n, size = len(work.shard), work.solver.batch
     order = work.stream.child("order").torch()
@@ -66,10 +66,10 @@ def deal(work: Work) -> Iterator[Dealt]:
         for some in torch.randperm(n, generator=order).split(size)[:left]:
             left -= 1
             real = len(some)
-            yield Dealt(some if real == size else torch.cat([some, some[:1].expand(size - real)]), real)
+            yield BatchRows(some if real == size else torch.cat([some, some[:1].expand(size - real)]), real)
 
 
-def own_loss(net: Net, batch: Batch, given: Given) -> Tensor:
+def task_loss(net: Net, batch: Batch, given: Given) -> Tensor:
     """The task's loss, where an algorithm brings none of its own."""
     return batch.task.loss(net, batch)
 

@@ -69,7 +69,7 @@ class Units:
         return [np.flatnonzero(client[self.owner] == k) for k in range(len(dealt))]
 
 
-class Dealt(Partition, ABC):
+class Dealing(Partition, ABC):
     """A partition that shuffles units and hands them out; a subclass only says how."""
 
     @abstractmethod

@@ -7,14 +7,14 @@ from pydantic import Field
 
 from effuse.core.errors import PartitionError
 from effuse.core.spec import spec
-from effuse.data.dealing import Dealt, Random, Units
+from effuse.data.dealing import Dealing, Random, Units
 
 Beta = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
 @spec
-class LabelSkew(Dealt):
+class LabelSkew(Dealing):
     """Every class is shared out by its own Dirichlet(beta) draw; all is redrawn while a client has too few images."""
 
     beta: Beta
@@ -71,7 +71,7 @@ class LabelSkew(Dealt):
 
 
 @spec
-class QuantitySkew(Dealt):
+class QuantitySkew(Dealing):
     """Clients hold alike images in unlike numbers: sizes are one Dirichlet(beta) draw, redrawn while one is too small."""
 
     beta: Beta

@@ -14,7 +14,7 @@ from effuse.core.spec import spec
 from effuse.data.files import locate, standard
 from effuse.data.holdout import held_out
 from effuse.data.images import SUFFIXES, read_image, stack
-from effuse.data.tables import Table, label_rows, read_table
+from effuse.data.tables import AttributeTable, label_rows, read_table
 from effuse.data.transforms import Transform, flips
 
 SPLIT_COLUMN = "split"
@@ -128,7 +128,7 @@ def _subfolder_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
-def list_table(root: Path, table: Table, classes_from: tuple[str, ...], groups: str | None) -> Listing:
+def list_table(root: Path, table: AttributeTable, classes_from: tuple[str, ...], groups: str | None) -> Listing:
     """Images named by a table, their class made of its columns."""
     splits = _read_splits(table)
     described = [c for c in table.columns if c not in (SPLIT_COLUMN, groups)]
@@ -144,11 +144,11 @@ def list_table(root: Path, table: Table, classes_from: tuple[str, ...], groups: 
         listing = dataclasses.replace(listing, splits=[_split_of(splits, file, table) for file in listing.files])
     if groups is not None and groups in table.columns:
         column = {file: [group] for file, group in zip(table.rows, table.values(groups))}
-        listing = _with_groups(listing, Table(table.path, (groups,), column))
+        listing = _with_groups(listing, AttributeTable(table.path, (groups,), column))
     return listing
 
 
-def _read_splits(table: Table) -> dict[str, str] | None:
+def _read_splits(table: AttributeTable) -> dict[str, str] | None:
     """The split of each file, from a column or from the file that CelebA keeps beside its attributes."""
     if SPLIT_COLUMN in table.columns:
         return dict(zip(table.rows, table.values(SPLIT_COLUMN)))
@@ -159,14 +159,14 @@ def _read_splits(table: Table) -> dict[str, str] | None:
     return None
 
 
-def _split_of(splits: dict[str, str], file: str, table: Table) -> str:
+def _split_of(splits: dict[str, str], file: str, table: AttributeTable) -> str:
     word = splits.get(file, "")
     if word.lower() not in SPLIT_WORDS:
         raise DataError(f"{table.path}: {file} is in split '{word}'; use train, val or test")
     return SPLIT_WORDS[word.lower()]
 
 
-def _with_groups(listing: Listing, table: Table) -> Listing:
+def _with_groups(listing: Listing, table: AttributeTable) -> Listing:
     if not table.columns:
         raise DataError(f"{table.path}: has no group column; expected file name and group")
     for file in listing.files:

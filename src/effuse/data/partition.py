@@ -11,13 +11,13 @@ from effuse.core.build import with_values
 from effuse.core.data import Dataset, Partition
 from effuse.core.errors import PartitionError
 from effuse.core.spec import spec
-from effuse.data.dealing import Dealt, Random, Units, generator
+from effuse.data.dealing import Dealing, Random, Units, generator
 
 Count = Annotated[int, Field(ge=1)]
 
 
 @spec
-class Iid(Dealt):
+class Iid(Dealing):
     """Shuffle and deal evenly."""
 
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
@@ -25,7 +25,7 @@ class Iid(Dealt):
 
 
 @spec
-class Shards(Dealt):
+class Shards(Dealing):
     """Sort by label, cut into equal shards, give every client the same number of them (McMahan et al., 2017)."""
 
     per_client: Count = 2
@@ -40,7 +40,7 @@ class Shards(Dealt):
 
 
 @spec
-class Classes(Dealt):
+class Classes(Dealing):
     """Every client holds exactly `per_client` classes; the clients of a class share its images evenly."""
 
     per_client: Count = 2
@@ -63,7 +63,7 @@ class Classes(Dealt):
 
 
 @spec
-class NID2(Dealt):
+class NID2(Dealing):
     """FedDifRC's NID2: six clients of one class each, the others of all; the holders of a class share its images evenly."""
 
     biased: Count = 6  # clients of a single class; clients beyond them are unbiased
@@ -81,7 +81,7 @@ class NID2(Dealt):
 
 
 @spec
-class Domains(Dealt):
+class Domains(Dealing):
     """Every client holds images of one domain (one source of a `union`), dealt evenly within it."""
 
     per_domain: tuple[Count, ...]  # clients of each domain, in the order of the union's sources

@@ -12,7 +12,7 @@ ALTERNATIVES = "|"  # "Black_Hair|Brown_Hair": the first of them that is true
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class AttributeTable:
     """Columns of text, looked up by image file."""
 
     path: Path
@@ -30,7 +30,7 @@ class Table:
         return self.columns.index(column)
 
 
-def read_table(path: Path, headings: tuple[str, ...] | None = None) -> Table:
+def read_table(path: Path, headings: tuple[str, ...] | None = None) -> AttributeTable:
     """A table whose first column names image files; `headings` are those of a file that has none."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -56,7 +56,7 @@ def read_table(path: Path, headings: tuple[str, ...] | None = None) -> Table:
         if file in rows:
             raise DataError(f"{path}: line {number} names {file} again; keep one line per image")
         rows[file] = values
-    return Table(path, columns, rows)
+    return AttributeTable(path, columns, rows)
 
 
 def _read_celeba(lines: list[str], headings: tuple[str, ...] | None, path: Path) -> tuple[list[list[str]], int]:
@@ -72,7 +72,7 @@ def _read_celeba(lines: list[str], headings: tuple[str, ...] | None, path: Path)
     return [["file", *rows[1]], *rows[2:]], 2
 
 
-def label_rows(table: Table, columns: tuple[str, ...]) -> tuple[dict[str, int], tuple[str, ...]]:
+def label_rows(table: AttributeTable, columns: tuple[str, ...]) -> tuple[dict[str, int], tuple[str, ...]]:
     """A label for each file from the combination of columns, and the names of all combinations, the first column slowest.
 
     A column `A|B|C` stands for the first of these attributes that is true; files without any of them get no label.
@@ -96,7 +96,7 @@ def label_rows(table: Table, columns: tuple[str, ...]) -> tuple[dict[str, int], 
     return labels, tuple(" ".join(combination) for combination in itertools.product(*named))
 
 
-def _choices(table: Table, column: str) -> tuple[list[int | None], list[str]]:
+def _choices(table: AttributeTable, column: str) -> tuple[list[int | None], list[str]]:
     if ALTERNATIVES in column:
         names = column.split(ALTERNATIVES)
         flags = [[value.lower() in TRUE for value in table.values(name)] for name in names]

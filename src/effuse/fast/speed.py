@@ -67,7 +67,7 @@ def _captured(recipe: Recipe, device: torch.device, compiled: bool) -> list[Capt
     KEPT.clear()
     machines = (left + [Captured(*kind) for _ in range(len(left), slots(recipe))])[: slots(recipe)]
     for machine in machines:
-        machine.anew(recipe.model)
+        machine.reset_for(recipe.model)
     return machines
 
 

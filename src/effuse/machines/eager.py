@@ -18,8 +18,8 @@ from effuse.core.fit import (
     loss_and_note,
     mean_gradient,
     mean_loss,
-    own_loss,
     restore,
+    task_loss,
 )
 from effuse.core.machine import Machine, Meter
 from effuse.core.metric import Images
@@ -142,7 +142,7 @@ class Eager(Machine):
     def forget(self, arch: Arch) -> None:
         self._free.pop(arch, None)
 
-    def anew(self, arch: Arch) -> None:
+    def reset_for(self, arch: Arch) -> None:
         """Ready for another run: nothing counted, nothing lent, nothing kept but for this architecture."""
         self.meter, self._lent = Meter(), defaultdict(list)
         for other in self._known() - {arch}:
@@ -170,7 +170,7 @@ class Eager(Machine):
             if average is not None:
                 given[AVERAGE] = average
             step = Step(params, optimiser, work, given, average, total, work.uphill)
-            loss_of = work.loss or own_loss
+            loss_of = work.loss or task_loss
             for batch in self._batches(work):
 
                 def forward(batch: Batch = batch) -> tuple[Tensor, Tensor | None]:

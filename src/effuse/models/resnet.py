@@ -68,7 +68,7 @@ class Cnn(Arch):
         write_plain(self, net, folder, scheduler)
 
 
-class Classifier(nn.Module, ABC):
+class ClassifierNet(nn.Module, ABC):
     """`features(x)` gives one vector per image, `head` turns it into logits."""
 
     projection: nn.Module
@@ -89,7 +89,7 @@ class Classifier(nn.Module, ABC):
         return (self.head(features), features) if give == "both" else self.head(features)
 
 
-class ResNet(Classifier):
+class ResNet(ClassifierNet):
     def __init__(
         self,
         channels: int,
@@ -139,7 +139,7 @@ class BasicBlock(nn.Module):
         return F.relu(self.branch(x) + self.shortcut(x))
 
 
-class ConvNet(Classifier):
+class ConvNet(ClassifierNet):
     """Convolution, normalisation and 2x2 maximum, once per width."""
 
     def __init__(

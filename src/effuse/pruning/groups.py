@@ -18,7 +18,7 @@ TRACING = threading.Lock()  # clients may work side by side, and the tracer was 
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class ChannelSlot:
     """Some channels of one layer, on its way in or out, and the channels of the group that they belong to."""
 
     layer: str
@@ -45,7 +45,7 @@ class Group:
     name: str  # of its first layer
     channels: int
     blocks: int  # equal stretches of channels, which must stay equal: a GroupNorm's groups, attention's heads
-    slots: tuple[Slot, ...]
+    slots: tuple[ChannelSlot, ...]
 
     @property
     def layers(self) -> list[str]:
@@ -80,7 +80,7 @@ def groups_of(arch: Arch) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def _slots(graph: Any, root: nn.Module, names: dict[nn.Module, str]) -> list[Slot]:
+def _slots(graph: Any, root: nn.Module, names: dict[nn.Module, str]) -> list[ChannelSlot]:
     pruner = graph.get_pruner_of_module(root)
     members = graph.get_pruning_group(root, pruner.prune_out_channels, list(range(width_of(root).out)))  # type: ignore[union-attr]
     slots = []
@@ -89,12 +89,14 @@ def _slots(graph: Any, root: nn.Module, names: dict[nn.Module, str]) -> list[Slo
         if layer in names and width_of(layer) is not None:
             side = OUT if graph.is_out_channel_pruning_fn(member.dep.handler) else IN
             order = torch.tensor(member.idxs).argsort(stable=True)
-            slots.append(Slot(names[layer], side, torch.tensor(member.idxs)[order], torch.tensor(member.root_idxs)[order]))
+            slots.append(
+                ChannelSlot(names[layer], side, torch.tensor(member.idxs)[order], torch.tensor(member.root_idxs)[order])
+            )
     # the graph's own order may differ from one process to the next, and float sums with it
     return sorted(slots, key=lambda s: (s.layer, s.side, s.at[0].item()))
 
 
-def _group(net: nn.Module, name: str, slots: list[Slot]) -> Group:
+def _group(net: nn.Module, name: str, slots: list[ChannelSlot]) -> Group:
     channels = width_of(net.get_submodule(name)).out  # type: ignore[union-attr]
     blocks = 1
     for slot in slots:

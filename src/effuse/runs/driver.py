@@ -14,17 +14,17 @@ from effuse.runs.observer import Observer
 from effuse.runs.records import Result
 from effuse.runs.rounds import Run
 from effuse.transport import flower
+from effuse.transport.context import Engine, EngineContext
 from effuse.transport.device import pick_device
 from effuse.transport.loopback import Loopback
 from effuse.transport.processes import Processes, pick_workers, slots_each
 from effuse.transport.refusals import refuse, refuse_apart
 from effuse.transport.simulator import InProcess, Simulator, on_disk
-from effuse.transport.stage import Engine, Stage
 from effuse.transport.trial import side_by_side
 
 
 def _in_process(kind: type[InProcess]) -> Engine:
-    def make(stage: Stage) -> Federation:
+    def make(stage: EngineContext) -> Federation:
         recipe, device = stage.recipe, stage.machines[0].device
         with span("data"):
             shards = recipe.shards(stage.train)
@@ -42,7 +42,7 @@ def _in_process(kind: type[InProcess]) -> Engine:
     return make
 
 
-def _flower(stage: Stage) -> Federation:
+def _flower(stage: EngineContext) -> Federation:
     flower.require()
     from effuse.transport.flower.local import on_this_machine  # flwr is an extra
 

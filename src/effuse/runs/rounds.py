@@ -30,8 +30,8 @@ from effuse.runs.folder import Checkpoint, RunFolder
 from effuse.runs.observer import Observer
 from effuse.runs.records import Result, RoundRecord, Seconds, Traffic, made, plain
 from effuse.runs.save import save_model
-from effuse.runs.sequence import Played, played
-from effuse.transport.stage import Engine, Stage
+from effuse.runs.sequence import FinishedRound, played
+from effuse.transport.context import Engine, EngineContext
 from effuse.transport.state import Snapshots
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
@@ -59,7 +59,7 @@ class Run:
             train = train.to(device)
         self.machines = machines_for(recipe, device, len(train))
         self.machine = self.machines[0]
-        self.fed = engine(Stage(recipe, train, self.machines, workers, folder.path, observer.said))
+        self.fed = engine(EngineContext(recipe, train, self.machines, workers, folder.path, observer.said))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
@@ -75,7 +75,7 @@ class Run:
         try:
             with self.fed:
                 result = self._complete()
-        except TrainingError:  # the recipe's fault: the next cell of a table need not record anew
+        except TrainingError:  # the recipe's fault: the next cell of a table need not record reset_for
             keep(self.machines)
             raise
         keep(self.machines)
@@ -182,7 +182,7 @@ class Run:
         # after n models, weights in proportion to decay^(n - i): the first one is no heavier than its age
         return self.ema.lerp(model, (1 - decay) / (1 - decay**self.averaged))
 
-    def _about(self, done: Played, trained: int, evaluated: int) -> dict[str, Any]:
+    def _about(self, done: FinishedRound, trained: int, evaluated: int) -> dict[str, Any]:
         """What a round's record says of its training."""
         weight = sum(w for _, w in self.fed.losses)
         loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None

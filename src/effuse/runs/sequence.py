@@ -8,10 +8,10 @@ from effuse.core.capabilities import StopsEarly
 from effuse.core.federation import Federation
 from effuse.core.recipe import Recipe
 from effuse.core.spans import span
-from effuse.transport.untouched import Untouched
+from effuse.transport.write_guard import WriteGuard
 
 
-class Played(NamedTuple):
+class FinishedRound(NamedTuple):
     """A round that is over."""
 
     server: Server
@@ -22,7 +22,7 @@ class Played(NamedTuple):
     over: bool  # whether it was the last
 
 
-def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[Played]:
+def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[FinishedRound]:
     """The rounds of a run, one after another; the rehearsal plays them too."""
     algorithm = recipe.algorithm
 
@@ -33,7 +33,7 @@ def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: i
     while not over():
         fed.begin(t, federated)
         phase = server.phase
-        watch = Untouched(server, f"the server program of {algorithm.name}", "the state it was handed")
+        watch = WriteGuard(server, f"the server program of {algorithm.name}", "the state it was handed")
         with span("aggregate"), watch:
             after = algorithm.round(server, fed)
         fed.close()
@@ -41,5 +41,5 @@ def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: i
         federated += phase == FEDERATE
         last = over()
         due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
-        yield Played(server, t, phase, federated, bool(last or due), last)
+        yield FinishedRound(server, t, phase, federated, bool(last or due), last)
         t += 1

@@ -13,7 +13,7 @@ from effuse.core.recipe import Recipe
 from effuse.fast import cpu_slots
 from effuse.metrics.cost import activation_bytes, costs, figures, macs, parameters
 from effuse.runs.evaluation import shares_of
-from effuse.runs.sequence import Played, played
+from effuse.runs.sequence import FinishedRound, played
 from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
 from effuse.transport.state import bytes_in
@@ -77,7 +77,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
     return closed, server, kept, states
 
 
-def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, done: Played) -> None:
+def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, done: FinishedRound) -> None:
     owners = algorithm.owners(done.server, fed)
     _, n = shares_of(recipe, len(owners))
     model = algorithm.deliver(done.server)

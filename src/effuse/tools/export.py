@@ -1,4 +1,4 @@
-"""Synthetic images leaving a run, with where they came from."""
+"""AuxiliarySet images leaving a run, with where they came from."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import effuse
-from effuse.algorithms.shared.synthesis import Synthetic
+from effuse.algorithms.shared.synthesis import AuxiliarySet
 from effuse.core.algorithm import fields_of
 from effuse.core.errors import RunError
 from effuse.core.files import write_atomically, writing
@@ -53,7 +53,7 @@ def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
     recipe = Recipe.restore(read_manifest(run)["recipe"])
     checkpoint = RunFolder(run).load_checkpoint()
     held = [] if checkpoint is None else fields_of(checkpoint.server).values()
-    found = next((value for value in held if isinstance(value, Synthetic)), None)
+    found = next((value for value in held if isinstance(value, AuxiliarySet)), None)
     if found is None:
         raise RunError(
             f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not come so far; "

@@ -8,13 +8,13 @@ from effuse.core.message import is_message, message_hints
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.tools.check import rehearse
-from effuse.transport.flower.messages import Hello
+from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Site
 from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
 
-def what_leaves(site: Site, hello: Hello) -> list[str]:
+def what_leaves(site: Site, hello: Invitation) -> list[str]:
     """A rehearsal of the whole run on shapes, for this client: which messages, of what, how much."""
     site.consent.check(hello)
     recipe = Recipe.restore(hello.recipe)

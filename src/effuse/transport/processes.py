@@ -160,7 +160,7 @@ def thrown(failure: Failure, number: int) -> Exception:
     kind = getattr(errors, failure.kind, None)
     ours = isinstance(kind, type) and issubclass(kind, EffuseError)
     error = kind(failure.words) if ours else RuntimeError(f"worker process {number + 1}: {failure.kind}: {failure.words}")
-    error.blamed = failure.blamed
+    error.culprit = failure.culprit
     error.add_note(failure.trace)
     return error
 

@@ -36,7 +36,7 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     refuse_evaluation(recipe, train, test)
 
 
-class Apart(Rehearsal):
+class WithoutPool(Rehearsal):
     """Sites whose data nobody can put in one place, on shapes."""
 
     pool = Federation.pool
@@ -44,7 +44,7 @@ class Apart(Rehearsal):
 
 def refuse_apart(recipe: Recipe, train: Dataset) -> None:
     """Raise what the algorithm would raise when it begins, which over a network is after all sites have come."""
-    fed = Apart(recipe, [Shard.whole(train)] * recipe.clients)
+    fed = WithoutPool(recipe, [Shard.whole(train)] * recipe.clients)
     fed.begin(SETUP_T, 0)
     recipe.algorithm.setup(hollow_model(recipe), fed)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from effuse.core.blame import blamed
+from effuse.core.blame import culprit
 from effuse.core.machine import Machine, Meter
 from effuse.core.message import message
 from effuse.core.recipe import Recipe
@@ -41,7 +41,7 @@ class Failure:
 
     kind: str
     words: str
-    blamed: str
+    culprit: str
     trace: str
 
 
@@ -73,14 +73,14 @@ def serve(life: int, *slots: int) -> None:
         thread.join()
 
 
-def _places(told: dict[str, Any], slots: int) -> tuple[list[tuple[Worker, torch.cuda.Stream | None, "Told"]], int]:
+def _places(told: dict[str, Any], slots: int) -> tuple[list[tuple[Worker, torch.cuda.Stream | None, "UnreportedWork"]], int]:
     """A worker for each slot, and torch's number of threads in each."""
     recipe, device = Recipe.restore(told["recipe"]), torch.device(told["device"])
     torch.set_num_threads(recipe.threads)
     train = recipe.data.load("train").to(device)
     shards = recipe.shards(train)
     machines = machines_for(recipe, device, len(train))
-    meter = Told(machines[0].meter)
+    meter = UnreportedWork(machines[0].meter)
 
     def worker(machine: Machine) -> Worker:
         def client(k: int) -> Client:
@@ -91,7 +91,7 @@ def _places(told: dict[str, Any], slots: int) -> tuple[list[tuple[Worker, torch.
     return [(worker(m), m.stream, meter) for m in machines[:slots]], machines[0].threads or recipe.threads
 
 
-class Told:
+class UnreportedWork:
     """What of a meter has been told already."""
 
     def __init__(self, meter: Meter) -> None:
@@ -106,7 +106,7 @@ class Told:
 
 
 def _serve_slot(
-    worker: Worker, stream: torch.cuda.Stream | None, meter: "Told", connection: socket.socket, threads: int
+    worker: Worker, stream: torch.cuda.Stream | None, meter: "UnreportedWork", connection: socket.socket, threads: int
 ) -> None:
     torch.set_num_threads(threads)
     with contextlib.suppress(OSError, EOFError), torch.cuda.stream(stream):  # its other end is gone: so are we
@@ -123,7 +123,7 @@ def _serve_slot(
 
 def failed(error: Exception) -> bytes:
     trace = "".join(traceback.format_exception(error))
-    failure = Failure(type(error).__name__, " ".join(str(error).split()), blamed(error), trace)
+    failure = Failure(type(error).__name__, " ".join(str(error).split()), culprit(error), trace)
     return frame(FAILED, encode(failure, Failure))
 
 

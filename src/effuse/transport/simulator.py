@@ -19,8 +19,8 @@ from effuse.core.visit import each_params, through_wire
 from effuse.core.workbench import Client, Workbench
 from effuse.transport.slots import in_slots
 from effuse.transport.state import Snapshots
-from effuse.transport.untouched import Untouched
 from effuse.transport.worker import Worker
+from effuse.transport.write_guard import WriteGuard
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class Simulator(InProcess):
     ) -> Iterator[tuple[int, Any, str | None]]:
         def one(worker: Worker, client: int) -> tuple[Any, str | None]:
             who = f"job '{job.name}' of {self.algorithm.name}"
-            with Untouched(messages[client], who, "the message it received", thorough=not self._proven[job.name]):
+            with WriteGuard(messages[client], who, "the message it received", thorough=not self._proven[job.name]):
                 reply, snapshot = worker.perform(orders[client], messages[client])
             self._proven[job.name] = True
             with span("wire"):

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from effuse.core.spans import WAITING, span
-from effuse.transport.untouched import tensors_in
+from effuse.transport.write_guard import tensors_in
 
 Worker = TypeVar("Worker")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from effuse.core.visit import copied, placed
 from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client
 from effuse.transport.state import Snapshots, bytes_in
-from effuse.transport.untouched import Untouched
+from effuse.transport.write_guard import WriteGuard
 
 
 @message(name="receipt")
@@ -23,7 +23,7 @@ class Receipt:
     snapshot: str | None
 
 
-class Recent:
+class StateCache:
     """The states that clients last began with or ended in, so that what did not change is not read from disk again.
 
     A state is found by the name of its snapshot. It is copied on its way in and out: a job's tensors are the job's own.
@@ -68,7 +68,7 @@ class Worker:
         self.snapshots = snapshots
         self.wire = wire
         self.secret = secret
-        self._recent = Recent()
+        self._recent = StateCache()
 
     def perform(self, order: Order, arguments: Any) -> tuple[Any, str | None]:
         """Do one job from the state that the order names; returns the reply and the snapshot of the state after it."""
@@ -82,7 +82,7 @@ class Worker:
         client.state = dict(before)
         client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
         try:
-            watch = Untouched(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")
+            watch = WriteGuard(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")
             with span("client"), watch:
                 reply = getattr(self.algorithm, job.name)(client, **fields_of(arguments))
         finally:

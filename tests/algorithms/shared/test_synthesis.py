@@ -8,7 +8,7 @@ from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedddpm import FedDDPM
 from effuse.algorithms.localaug import LocalAug
-from effuse.algorithms.shared.synthesis import NOBODY, Synthetic, in_proportion, joined, synthesised, together
+from effuse.algorithms.shared.synthesis import NOBODY, AuxiliarySet, in_proportion, joined, synthesised, together
 from effuse.core.data import Dataset, Shard
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
@@ -71,9 +71,9 @@ def test_a_conditional_model_draws_its_clients_classes():
     assert made.labels.tolist() == [0, 0, 0, 0, 1] and made.images(labelled=True).labels.tolist() == [0, 0, 0, 0, 1]
 
 
-def synthetic(*values: int, client: int = 0) -> Synthetic:
+def synthetic(*values: int, client: int = 0) -> AuxiliarySet:
     pixels = torch.tensor(values, dtype=torch.uint8).view(-1, 1, 1, 1)
-    return Synthetic(pixels, torch.zeros(len(values), dtype=torch.int64), torch.full((len(values),), client))
+    return AuxiliarySet(pixels, torch.zeros(len(values), dtype=torch.int64), torch.full((len(values),), client))
 
 
 def test_sets_are_joined_in_order():
@@ -85,7 +85,7 @@ def test_sets_are_joined_in_order():
 def test_labels_and_origins_go_with_their_images():
     """Images 1, 2 and 3 of classes 0, 1 and 1 by clients 5, 6 and 7; the third and the first of them, and as training data."""
     pixels = torch.tensor([1, 2, 3], dtype=torch.uint8).view(3, 1, 1, 1)
-    some = Synthetic(pixels, torch.tensor([0, 1, 1]), torch.tensor([5, 6, 7])).rows(torch.tensor([2, 0]))
+    some = AuxiliarySet(pixels, torch.tensor([0, 1, 1]), torch.tensor([5, 6, 7])).rows(torch.tensor([2, 0]))
     assert some.labels.tolist() == [1, 0] and some.origin.tolist() == [7, 5]
     data = some.shard(2, torch.device("cpu")).dataset
     assert data.images.flatten().tolist() == [3, 1] and data.labels.tolist() == [1, 0] and data.classes == ("0", "1")

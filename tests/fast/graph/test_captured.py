@@ -240,7 +240,7 @@ def test_recordings_that_a_whole_run_did_without_are_let_go():
     """Runs of methods A, B, B and A with a step each: A's is still there in the second run, and made again in the fourth."""
     machine, made = Captured(CPU, compiled=False), []
     for rho in (None, 0.1, 0.1, None):
-        machine.anew(ARCH)
+        machine.reset_for(ARCH)
         fit(machine, 0, rho, 0.5)
         made.append((machine.captures, len(machine._steps)))
     assert made == [(1, 1), (2, 2), (2, 1), (3, 2)]
@@ -310,7 +310,7 @@ def test_every_pass_has_a_mask_of_its_own():
 
 
 def test_other_weights_have_other_masks():
-    """MOON's three networks see one batch: as each draws anew in plain torch, none may repeat another's mask."""
+    """MOON's three networks see one batch: as each draws reset_for in plain torch, none may repeat another's mask."""
     module = captured.for_tensor_cores(DROPPING.build())
     with torch.no_grad():
         for p in module.parameters():

@@ -3,7 +3,7 @@ import torch
 
 from effuse.core.errors import TrainingError
 from effuse.core.rng import SETTINGS
-from effuse.fast.graph.recording import orderly
+from effuse.fast.graph.recording import deterministic
 
 BILINEAR = "upsample_bilinear2d_backward does not have a deterministic implementation, but you set it. You can turn it off"
 
@@ -26,7 +26,7 @@ def test_what_can_only_be_added_in_any_order_is_told_and_recorded_all_the_same()
     with pytest.warns(
         UserWarning, match="two runs of this network may differ in the last bits: upsample_bilinear2d_backward"
     ):
-        assert orderly(make, always=False) == "made"
+        assert deterministic(make, always=False) == "made"
     assert make.asked == [True, False]
 
 
@@ -35,14 +35,14 @@ def test_a_reproducible_run_is_refused_then():
     with pytest.raises(
         TrainingError, match="reproducible=True is impossible for this network on a GPU: upsample_bilinear2d"
     ):
-        orderly(make, always=True)
+        deterministic(make, always=True)
     assert make.asked == [True]
 
 
 def test_other_errors_are_not_taken_for_that():
     make = Making("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
-        orderly(make, always=False)
+        deterministic(make, always=False)
     assert make.asked == [True] and not SETTINGS.locked()
 
 
@@ -50,7 +50,7 @@ def test_settings_are_left_as_they_were_and_held_meanwhile():
     """A mode that only warns stays one that only warns; whoever asks in another thread has to wait."""
     torch.set_deterministic_debug_mode("warn")
     try:
-        seen = orderly(
+        seen = deterministic(
             lambda: (
                 torch.get_deterministic_debug_mode(),
                 SETTINGS.locked(),

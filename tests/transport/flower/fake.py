@@ -6,39 +6,39 @@ from pathlib import Path
 from effuse.core.recipe import Recipe
 from effuse.core.wire import decode, encode
 from effuse.runs import driver
+from effuse.transport.context import EngineContext
 from effuse.transport.flower.messages import (
     ANSWER,
-    ENROLLED,
-    HELLO,
+    ENROLMENT,
+    INVITATION,
     ORDER,
     REFUSAL,
-    Enrolled,
-    Hello,
-    Letter,
+    Channel,
+    Enrolment,
+    Invitation,
     Lost,
-    Post,
+    Packet,
     Refusal,
 )
 from effuse.transport.flower.server import Flower
 from effuse.transport.flower.site import Consent, Site
 from effuse.transport.flower.terms import Terms
-from effuse.transport.stage import Stage
 
 Fault = Callable[
-    [int, int, Letter], Letter | None
+    [int, int, Packet], Packet | None
 ]  # (client, number of its answer, the answer) -> what is sent; None: nothing
 
 
 EVERYONE = Terms()
 
 
-class FakePost(Post):
+class FakePost(Channel):
     """Nodes are numbered 100, 101, ...; the site of node n does its work when its reply is collected."""
 
     def __init__(self, folder: Path, clients: int) -> None:
         self.folder = folder
         self.sites = {100 + k: self.site(k) for k in range(clients)}
-        self.letters: dict[str, tuple[int, Letter]] = {}
+        self.letters: dict[str, tuple[int, Packet]] = {}
         self.answers: dict[int, int] = dict.fromkeys(range(clients), 0)
         self.fault: Fault = lambda client, n, letter: letter
         self.orders: list[int] = []  # clients, as orders went out
@@ -46,7 +46,7 @@ class FakePost(Post):
         self.breaks = 0  # orders after which the connection breaks, until it is opened again
         self.broken = False
         self.opened = 0
-        self.held: list[tuple[str, Letter]] = []  # replies that come later
+        self.held: list[tuple[str, Packet]] = []  # replies that come later
         self.heard: list[str] = []
         self.refused: dict[int, str] = {}  # client -> why the server turned it away
 
@@ -77,10 +77,10 @@ class FakePost(Post):
     def owner(self, node: int) -> int | None:
         return self.owners and self.owners[node]
 
-    def signed(self, hello: Hello) -> Hello:
+    def signed(self, hello: Invitation) -> Invitation:
         return hello
 
-    def send(self, node: int, letter: Letter, life: float) -> str:
+    def send(self, node: int, letter: Packet, life: float) -> str:
         if letter.kind == ORDER:
             self.orders.append(node - 100)
             if self.breaks and len(self.orders) == self.breaks:
@@ -93,7 +93,7 @@ class FakePost(Post):
         self.letters[ticket] = node, letter
         return ticket
 
-    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Letter]]:
+    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
         self.check()
         for ticket, letter in [h for h in self.held if h[0] in tickets]:
             self.held.remove((ticket, letter))
@@ -105,21 +105,21 @@ class FakePost(Post):
                 if reply is not None:
                     yield ticket, reply
 
-    def reply(self, node: int, letter: Letter) -> Letter | None:
+    def reply(self, node: int, letter: Packet) -> Packet | None:
         client = node - 100
         try:
-            if letter.kind == HELLO:
-                return Letter(ENROLLED, encode(self.sites[node].enrol(decode(letter.head, Hello)), Enrolled))
+            if letter.kind == INVITATION:
+                return Packet(ENROLMENT, encode(self.sites[node].enrol(decode(letter.head, Invitation)), Enrolment))
             if letter.kind != ORDER:
-                return Letter(ANSWER)
-            made = Letter(ANSWER, *self.sites[node].perform(letter.head, letter.body))
+                return Packet(ANSWER)
+            made = Packet(ANSWER, *self.sites[node].perform(letter.head, letter.body))
         except Exception as error:  # as a site does: it outlives a job that fails
-            made = Letter(REFUSAL, encode(Refusal(self.sites[node].admitted(error)), Refusal))
+            made = Packet(REFUSAL, encode(Refusal(self.sites[node].admitted(error)), Refusal))
         self.answers[client] += 1
         return self.fault(client, self.answers[client], made)
 
 
-def over(post: FakePost, terms: Terms) -> Callable[[Stage], Flower]:
+def over(post: FakePost, terms: Terms) -> Callable[[EngineContext], Flower]:
     """An engine on a fake post."""
     return lambda stage: Flower(stage, post, terms, "toy")
 

@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from effuse.core.errors import RunError
 from effuse.transport import flower
 from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
-from effuse.transport.flower.messages import ANSWER, ORDER, UNDELIVERED, Letter
+from effuse.transport.flower.messages import ANSWER, ORDER, UNDELIVERED, Packet
 
 ROOT = Path(__file__).parents[3] / "src" / "effuse"
 
@@ -252,20 +252,20 @@ def sent(ends, letter, node=5):
 
 def test_a_letter_arrives_as_it_left_whatever_is_in_it(ends):
     """Also a body of several of Flower's pieces of 5 MiB."""
-    for letter in (Letter("hello", b"\x00\xff"), Letter(ORDER, b"h", bytes(range(256)) * 50_000), Letter(ANSWER)):
+    for letter in (Packet("hello", b"\x00\xff"), Packet(ORDER, b"h", bytes(range(256)) * 50_000), Packet(ANSWER)):
         ticket = sent(ends, letter)
         message = pull(ends, 2, ends.client.trees[-1], 5.0)
         assert letter_of(message) == letter and message.metadata.message_id == ticket
-        reply = Message(content_of(Letter(ANSWER, b"r")), reply_to=message)
+        reply = Message(content_of(Packet(ANSWER, b"r")), reply_to=message)
         assert reply.metadata.reply_to_message_id == ticket and reply.metadata.src_node_id == 5
 
 
 def test_a_broadcast_body_is_stored_once(ends):
     """Two orders of other heads and the same 12 MB: the second brings its message, records and head, and no array and none of its 3 pieces."""
     body = random.Random(0).randbytes(12_000_000)
-    sent(ends, Letter(ORDER, b"to client 0", body), 5)
+    sent(ends, Packet(ORDER, b"to client 0", body), 5)
     assert ends.client.pushes == 8
-    sent(ends, Letter(ORDER, b"to client 1", body), 6)
+    sent(ends, Packet(ORDER, b"to client 1", body), 6)
     assert ends.client.pushes == 8 + 3
     assert sum(map(len, ends.client.objects.values())) < len(body) + 20_000
 

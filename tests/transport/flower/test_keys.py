@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from effuse.core.errors import FederationError
 from effuse.transport.flower import keys
-from effuse.transport.flower.messages import Hello
+from effuse.transport.flower.messages import Invitation
 
-HELLO = Hello("toy", {"rounds": "2"}, ("a", "b"), "", "")
+INVITATION = Invitation("toy", {"rounds": "2"}, ("a", "b"), "", "")
 
 
 def test_private_keys_are_their_owners_alone(tmp_path):
@@ -54,7 +54,7 @@ def test_terms_are_the_servers_own(tmp_path):
     keys.init(tmp_path / "a", 1)
     keys.init(tmp_path / "b", 1)
     server, client = keys.ServerKeys(tmp_path / "a"), keys.ClientKeys(tmp_path / "a", 0)
-    signed = server.sign(dataclasses.replace(HELLO, owner=0), 7)
+    signed = server.sign(dataclasses.replace(INVITATION, owner=0), 7)
     client.verify(signed, 7)
     forged = [
         (signed, 8),
@@ -62,8 +62,8 @@ def test_terms_are_the_servers_own(tmp_path):
         (dataclasses.replace(signed, classes=("b", "a")), 7),
         (dataclasses.replace(signed, name="other"), 7),
         (dataclasses.replace(signed, owner=1), 7),
-        (HELLO, 7),
-        (keys.ServerKeys(tmp_path / "b").sign(HELLO, 7), 7),
+        (INVITATION, 7),
+        (keys.ServerKeys(tmp_path / "b").sign(INVITATION, 7), 7),
         (dataclasses.replace(signed, certificate="junk"), 7),
         (dataclasses.replace(signed, certificate=client.ca.read_text()), 7),
     ]

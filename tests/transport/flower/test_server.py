@@ -26,7 +26,7 @@ from effuse.metrics.encoders import Pixels
 from effuse.models.unet import Unet
 from effuse.runs import driver
 from effuse.transport.flower import server as federation
-from effuse.transport.flower.messages import HELLO, UNDELIVERED, Hello, Letter
+from effuse.transport.flower.messages import INVITATION, UNDELIVERED, Invitation, Packet
 from effuse.transport.flower.terms import Terms
 from effuse.transport.worker import Receipt
 
@@ -303,7 +303,7 @@ def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
     results = {}
     for name in ("late", "never"):
         post = FakePost(tmp_path / name / "sites", 3)
-        late: list[Letter] = []
+        late: list[Packet] = []
 
         def fault(client, n, letter, post=post, late=late, name=name):
             if client == 1 and n == 2:
@@ -349,7 +349,7 @@ def test_a_site_that_is_gone_is_waited_for(tmp_path):
     """The transport says that client 1's order of round 1 found nobody; the site comes back and is sent it again."""
     recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
     post = FakePost(tmp_path / "sites", 3)
-    post.fault = lambda client, n, letter: Letter(UNDELIVERED) if client == 1 and n == 2 else letter
+    post.fault = lambda client, n, letter: Packet(UNDELIVERED) if client == 1 and n == 2 else letter
     result = run_over(post, recipe, tmp_path / "run", Terms(deadline=5))
     assert result.weights_sha256 == driver.run(recipe, tmp_path / "simulator").weights_sha256
     assert "client 1 is gone" in log_of(tmp_path / "run")
@@ -383,8 +383,8 @@ def test_terms_tell_a_node_whose_key_it_holds(owners, tmp_path):
     post.owners, send = owners, post.send
 
     def noting(node, letter, life):
-        if letter.kind == HELLO:
-            told[node] = decode(letter.head, Hello).owner
+        if letter.kind == INVITATION:
+            told[node] = decode(letter.head, Invitation).owner
         return send(node, letter, life)
 
     post.send = noting

@@ -11,7 +11,7 @@ from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedphd import FedPhD, Told
 from effuse.algorithms.localaug import SHARE, LocalAug
-from effuse.algorithms.scaffold import Corrected
+from effuse.algorithms.scaffold import ScaffoldUpdate
 from effuse.algorithms.shared.synthesis import Upload
 from effuse.core.algorithm import job_of
 from effuse.core.errors import WireError
@@ -61,7 +61,7 @@ def test_scaffolds_variate_moves_by_those_who_answered(tmp_path):
     """c starts at nought and c_i too: with two of three heard, c = 2/3 mean(c_0, c_2) = (c_0 + c_2) / 3."""
     seen: list = []
     ended, _ = played(tmp_path, {1}, ALGORITHMS["scaffold, adam"], seen, rounds=1)
-    dc = {client: decode(letter.body, Corrected).dc for client, _, letter in seen}
+    dc = {client: decode(letter.body, ScaffoldUpdate).dc for client, _, letter in seen}
     assert (ended.server.c - (dc[0] + dc[2]) / 3).norm() < 1e-6 * ended.server.c.norm()
 
 

@@ -20,7 +20,7 @@ from effuse.runs.folder import RunFolder
 from effuse.tasks.classify import Classify
 from effuse.tools.preview import what_leaves
 from effuse.transport.flower.commands import Served, address, loopback, served, source
-from effuse.transport.flower.messages import Hello
+from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Consent, Site, relabelled
 
 
@@ -29,8 +29,8 @@ def resolved(**changes):
     return recipe.resolved(recipe.data.load("train"))
 
 
-def hello_of(recipe, name="toy", classes=("dark", "light")) -> Hello:
-    return Hello(name, recipe.saved(), classes, "", "")
+def hello_of(recipe, name="toy", classes=("dark", "light")) -> Invitation:
+    return Invitation(name, recipe.saved(), classes, "", "")
 
 
 def site_at(folder, client=0, data=None, consent=Consent()) -> Site:  # noqa: B008
@@ -78,7 +78,7 @@ def test_a_manifest_is_read_in_the_closed_grammar(tmp_path):
     ):
         recipe = resolved().saved() | {key: value}
         with pytest.raises(error):
-            site_at(tmp_path / key).enrol(Hello("toy", recipe, ("dark", "light"), "", ""))
+            site_at(tmp_path / key).enrol(Invitation("toy", recipe, ("dark", "light"), "", ""))
 
 
 def test_a_secret_of_its_own_unless_the_recipe_says_reproducible(tmp_path):

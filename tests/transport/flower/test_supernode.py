@@ -13,9 +13,9 @@ from effuse.core.errors import FederationError
 from effuse.core.wire import decode
 from effuse.transport.flower import site as site_module
 from effuse.transport.flower import supernode as link
-from effuse.transport.flower.messages import ANSWER, Hello, Letter, Refusal
+from effuse.transport.flower.messages import ANSWER, Invitation, Packet, Refusal
 from effuse.transport.flower.site import Consent, Site
-from effuse.transport.flower.supernode import Link
+from effuse.transport.flower.supernode import SiteClient
 
 UNKNOWN, IN_USE, CUT = "unknown", "in use", "cut off"  # the key, or the line between one question and the next
 
@@ -64,8 +64,8 @@ def joined(tmp_path, monkeypatch):
         say = said.append
 
     def join(server: Server) -> list[str]:
-        monkeypatch.setattr(Link, "_connected", lambda self: contextlib.nullcontext(server))
-        Link(Here, "fed.example.org:8443", keys).run()
+        monkeypatch.setattr(SiteClient, "_connected", lambda self: contextlib.nullcontext(server))
+        SiteClient(Here, "fed.example.org:8443", keys).run()
 
     join.said = Here.said
     Here.said.clear()
@@ -128,9 +128,9 @@ def test_clocks_that_differ_are_told_apart_from_keys_that_do(joined, monkeypatch
 @pytest.mark.parametrize("owner", [None, 1, 2])
 def test_a_dry_run_notices_another_clients_key(owner, tmp_path, monkeypatch):
     """Client 1 looks: terms that were sent to the holder of client 2's key are not shown as if all were well."""
-    terms = Hello("toy", {"rounds": "2"}, ("a", "b"), "", "", owner)
-    monkeypatch.setattr(Link, "_try", lambda self, enough: setattr(self, "_seen", terms))
-    looking = Link(SimpleNamespace(folder=tmp_path, client=1), "fed.example.org:8443", None)
+    terms = Invitation("toy", {"rounds": "2"}, ("a", "b"), "", "", owner)
+    monkeypatch.setattr(SiteClient, "_try", lambda self, enough: setattr(self, "_seen", terms))
+    looking = SiteClient(SimpleNamespace(folder=tmp_path, client=1), "fed.example.org:8443", None)
     if owner != 2:
         assert looking.peek() is terms
         return
@@ -151,12 +151,12 @@ def failing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(site, "perform", perform)
     site._secret()
-    return Link(site, "fed.example.org:8443", None), said
+    return SiteClient(site, "fed.example.org:8443", None), said
 
 
 def test_the_traceback_of_a_failed_job_is_in_the_sites_log_and_nowhere_else(failing):
     joined, said = failing
-    letter = joined._answered(lambda: Letter(ANSWER, *joined.site.perform(b"", b"")))
+    letter = joined._answered(lambda: Packet(ANSWER, *joined.site.perform(b"", b"")))
     assert decode(letter.head, Refusal).why == "OSError; the site's own log says more"
     assert said == ["failed: OSError: /srv/Jane Doe/1.png: truncated"]
     log = joined.site.folder / "site.log"

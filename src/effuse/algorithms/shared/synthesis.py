@@ -31,7 +31,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 @message(name="auxiliary_set")
-class Synthetic:
+class AuxiliarySet:
     """Images that the server drew from clients' models, each with the client that it came from."""
 
     pixels: Tensor  # uint8, N x C x H x W
@@ -41,8 +41,8 @@ class Synthetic:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, chosen: Tensor) -> "Synthetic":
-        return Synthetic(self.pixels[chosen], self.labels[chosen], self.origin[chosen])
+    def rows(self, chosen: Tensor) -> "AuxiliarySet":
+        return AuxiliarySet(self.pixels[chosen], self.labels[chosen], self.origin[chosen])
 
     def images(self, labelled: bool) -> Images:
         """As a model would have drawn them, in [-1, 1]."""
@@ -55,16 +55,16 @@ class Synthetic:
 
 
 @message(name="synthesis.server")
-class Gathering(Server):
+class SynthesisServer(Server):
     """The global model, the clients that are yet to be turned to or asked for their models, and the auxiliary set so far."""
 
     pending: tuple[int, ...] = ()
     warmed: tuple[int, ...] = ()
-    auxiliary: Synthetic | None = None
+    auxiliary: AuxiliarySet | None = None
 
 
 @message(name="synthesis.progress")
-class Warm:
+class WarmUpReport:
     """All that a client tells of its warm-up."""
 
     weight: float
@@ -112,13 +112,13 @@ class Synthesising(Draws):
     def setup(self, model: Model, fed: Federation) -> Server:
         if self.real:
             fed.pool()  # refused here, where there is no such thing
-            return Gathering(model, phase=SYNTHESIS)
-        return Gathering(model, phase=WARM_UP, pending=tuple(fed.clients))
+            return SynthesisServer(model, phase=SYNTHESIS)
+        return SynthesisServer(model, phase=WARM_UP, pending=tuple(fed.clients))
 
     def prepares(self, server: Server) -> bool:
         return server.phase in (WARM_UP, SYNTHESIS)
 
-    def prepare(self, server: Gathering, fed: Federation, then: str = FEDERATE) -> Gathering:
+    def prepare(self, server: SynthesisServer, fed: Federation, then: str = FEDERATE) -> SynthesisServer:
         """One round of warm-up, or of synthesis from it, for the next few clients: no more than their models lie about."""
         if self.real:
             return dataclasses.replace(server, auxiliary=self.taken(fed, server.model.arch.conditional), phase=then)
@@ -131,7 +131,7 @@ class Synthesising(Draws):
             return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
         before = [] if server.auxiliary is None else [server.auxiliary]
 
-        def drawn(client: int, upload: Upload) -> Synthetic:
+        def drawn(client: int, upload: Upload) -> AuxiliarySet:
             n = max(1, round(self.share * upload.size))
             histogram = None if upload.histogram is None else upload.histogram.tolist()
             return synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram)
@@ -143,42 +143,42 @@ class Synthesising(Draws):
         auxiliary = together([*before, *added]) if before or added else None  # all of a group may be shut out
         return dataclasses.replace(server, auxiliary=auxiliary, warmed=(), phase=phase)
 
-    def taken(self, fed: Federation, labelled: bool) -> Synthetic:
+    def taken(self, fed: Federation, labelled: bool) -> AuxiliarySet:
         """So many real images as there would be drawn ones, at random of all; they come of nobody's model."""
         pool = fed.pool()
         order = torch.from_numpy(fed.workbench.stream("real").numpy().permutation(len(pool)))
         rows = order[: max(1, round(self.share * len(pool)))]
         some = Shard(pool.dataset, pool.rows[rows]).gathered()
         labels = some.labels.cpu() if labelled else torch.zeros(len(rows), dtype=torch.int64)
-        return Synthetic(as_bytes(Images(some.floats(some.images))), labels, torch.full((len(rows),), NOBODY))
+        return AuxiliarySet(as_bytes(Images(some.floats(some.images))), labels, torch.full((len(rows),), NOBODY))
 
     @on_client
-    def warm_up(self, client: Client, arch: Arch) -> Warm:
+    def warm_up(self, client: Client, arch: Arch) -> WarmUpReport:
         net = client.load(client.initial(arch))
         fit = client.fit(net, self.warmup, client.data)
         model = client.unload(net)
         # kept until it is asked for, so that neither a killed warm-up nor a lost upload costs the others theirs
         client.state[WARMED] = model if fit.average is None else model.holding(fit.average)
-        return Warm(float(client.size), fit.loss)
+        return WarmUpReport(float(client.size), fit.loss)
 
     @on_client
     def upload(self, client: Client) -> Upload:
         model = client.state.pop(WARMED)
         return Upload(model, client.size, torch.tensor(client.data.histogram) if model.arch.conditional else None)
 
-    def images(self, server: Gathering) -> Images | None:
+    def images(self, server: SynthesisServer) -> Images | None:
         return None if server.auxiliary is None else server.auxiliary.images(server.model.arch.conditional)
 
 
 def synthesised(
     bench: Workbench, client: int, model: Model, n: int, sampler: Sampler, histogram: Sequence[int] | None = None
-) -> Synthetic:
+) -> AuxiliarySet:
     """Draw `n` images from a client's model, its classes in proportion to the client's own."""
     labels = torch.zeros(n, dtype=torch.int64) if histogram is None else in_proportion(histogram, n)
     full = whole(n, sampler)
     asked = None if histogram is None else torch.cat([labels, labels[-1:].expand(full - n)])
     drawn = bench.generate(model, full, sampler, asked).first(n)
-    return Synthetic(as_bytes(drawn), labels, torch.full((n,), client))
+    return AuxiliarySet(as_bytes(drawn), labels, torch.full((n,), client))
 
 
 def as_bytes(images: Images) -> Tensor:
@@ -199,11 +199,11 @@ def in_proportion(histogram: Sequence[int], n: int) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor([k + (c in rest) for c, k in enumerate(counts)]))
 
 
-def together(parts: Sequence[Synthetic]) -> Synthetic:
+def together(parts: Sequence[AuxiliarySet]) -> AuxiliarySet:
     """Several sets as one, in their order."""
     device = parts[-1].pixels.device  # what a checkpoint gave back may lie elsewhere
     pixels = torch.cat([p.pixels.to(device) for p in parts])
-    return Synthetic(pixels, torch.cat([p.labels.cpu() for p in parts]), torch.cat([p.origin.cpu() for p in parts]))
+    return AuxiliarySet(pixels, torch.cat([p.labels.cpu() for p in parts]), torch.cat([p.origin.cpu() for p in parts]))
 
 
 def joined(shard: Shard, pixels: Tensor, labels: Tensor | None) -> Shard:

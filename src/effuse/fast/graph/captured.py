@@ -19,11 +19,11 @@ from effuse.core.params import Params
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.task import Task
-from effuse.fast.graph.recording import RECORDERS, orderly, record
+from effuse.fast.graph.recording import RECORDERS, deterministic, record
 from effuse.fast.graph.sampling import Evaluation, Recorded
 from effuse.fast.graph.step import TrainingStep, step_key
 from effuse.fast.layout import for_tensor_cores
-from effuse.fast.ops.halves import Halved
+from effuse.fast.ops.bf16 import Bf16Weights
 from effuse.fast.ops.kernels import available
 from effuse.machines.eager import Eager
 
@@ -73,9 +73,9 @@ class Captured(Eager):
         for kept in (self._steps, self._evaluations):
             self._drop(kept, [key for key in kept if key[0] == arch])
 
-    def anew(self, arch: Arch) -> None:
+    def reset_for(self, arch: Arch) -> None:
         """What the last run did not play is let go: a table of many methods would fill a GPU with their recordings."""
-        super().anew(arch)
+        super().reset_for(arch)
         self._drop(self._steps, [key for key, step in self._steps.items() if not step.played])
         for step in self._steps.values():
             step.played = False
@@ -128,7 +128,7 @@ class Captured(Eager):
 
     def trained(self, net: nn.Module) -> Any:
         """The network as a training step calls it."""
-        return Halved(net, self.faster) if "cast" in self.kernels else self.faster(net)
+        return Bf16Weights(net, self.faster) if "cast" in self.kernels else self.faster(net)
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        return orderly(lambda: record(step, stream, trying=not self.reproducible), always=self.reproducible)
+        return deterministic(lambda: record(step, stream, trying=not self.reproducible), always=self.reproducible)

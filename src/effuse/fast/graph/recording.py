@@ -37,7 +37,7 @@ def record(step: Callable[[], None], stream: torch.cuda.Stream, trying: bool) ->
     return graph
 
 
-def orderly(make: Callable[[], T], always: bool) -> T:
+def deterministic(make: Callable[[], T], always: bool) -> T:
     """What is made of operations that add up in a fixed order, or, unless `always`, in any where torch knows no such way."""
     with SETTINGS:
         try:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from effuse.core.model import Arch, Net
-from effuse.fast.ops.halves import halve
+from effuse.fast.ops.bf16 import to_bf16
 
 if TYPE_CHECKING:
     from effuse.fast.graph.captured import Captured
@@ -19,7 +19,7 @@ class Evaluation:
         device = machine.device
         self.net = machine.network(arch).eval()
         if "cast" in machine.kernels:
-            halve(self.net)
+            to_bf16(self.net)
         self.x = torch.zeros_like(x)
         self.t = torch.zeros(len(x), dtype=torch.int64, device=device)
         self.labels = torch.zeros(len(x), dtype=torch.int64, device=device) if labels else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.core.data import Dataset, Shard
-from effuse.core.fit import Fit, Work, deal, kept_state, loss_and_note, mean_gradient, mean_loss, own_loss
+from effuse.core.fit import Fit, Work, deal, kept_state, loss_and_note, mean_gradient, mean_loss, task_loss
 from effuse.core.model import Arch, Model, Net, fill
 from effuse.core.params import Params
 from effuse.core.rng import Stream
@@ -66,7 +66,7 @@ class TrainingStep:
         )
         work = dataclasses.replace(work, shard=Shard.whole(data), given={}, optimiser=None, average=None)
         descend = Step(self.params, self.optimiser, work, self.given, self.average, self.total, self.uphill)
-        loss_of = work.loss or own_loss
+        loss_of = work.loss or task_loss
 
         def step() -> None:
             x = data.floats(self.stored)

@@ -136,7 +136,7 @@ def tuning(
 
 def scales(data: Data, size: Resized) -> dict[str, Scale]:
     """One GPU, or two cores, and what either means for a run."""
-    # recorded, all of them: cells of a process share what was recorded, and would record anew where the next one chose otherwise
+    # recorded, all of them: cells of a process share what was recorded, and would record reset_for where the next one chose otherwise
     known: dict[Size, Scale] = {
         "scaled": Scale(settings=("speed=graph",), comparable=False),
         "smoke": dataclasses.replace(SMOKE, settings=SMALL),

@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 
-from effuse.transport.flower.messages import UNDELIVERED, Letter
+from effuse.transport.flower.messages import UNDELIVERED, Packet
 
 RETRY, SLOWEST_RETRY = 0.05, 0.5  # seconds between looks for a part that is still being uploaded
 
@@ -33,7 +33,7 @@ class Ends(NamedTuple):
     node: Node
 
 
-def content_of(letter: Letter) -> RecordDict:
+def content_of(letter: Packet) -> RecordDict:
     """A letter as records: the body is one array of bytes, which Flower cuts, names by hash, and stores and sends once."""
     records = RecordDict({"head": ConfigRecord({"kind": letter.kind, "head": letter.head})})
     if letter.body:
@@ -41,17 +41,17 @@ def content_of(letter: Letter) -> RecordDict:
     return records
 
 
-def letter_of(message: Message) -> Letter:
+def letter_of(message: Message) -> Packet:
     """The letter in a message; what is not one of ours becomes a letter of an unknown kind."""
     if message.has_error():
-        return Letter(UNDELIVERED)
+        return Packet(UNDELIVERED)
     head = message.content.get("head")
     kind = head.get("kind") if isinstance(head, ConfigRecord) else None
     if not isinstance(kind, str) or not isinstance(head["head"], bytes):
-        return Letter("not a letter")
+        return Packet("not a letter")
     body = message.content.get("body")
     data = body["body"].data if isinstance(body, ArrayRecord) and "body" in body else b""
-    return Letter(kind, head["head"], data)
+    return Packet(kind, head["head"], data)
 
 
 def push(ends: Ends, run: int, message: Message, request: Callable[[Any, ObjectTree], Any]) -> str:

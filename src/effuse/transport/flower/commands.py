@@ -9,14 +9,14 @@ from effuse.core.build import build_text
 from effuse.core.data import Source
 from effuse.core.errors import FederationError, RecipeError
 from effuse.core.federation import Federation
+from effuse.transport.context import Engine, EngineContext
 from effuse.transport.flower.keys import ClientKeys, ServerKeys
-from effuse.transport.flower.messages import Hello
+from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.server import Flower
 from effuse.transport.flower.site import Consent, Site
 from effuse.transport.flower.superlink import SuperLink
-from effuse.transport.flower.supernode import Link
+from effuse.transport.flower.supernode import SiteClient
 from effuse.transport.flower.terms import Terms
-from effuse.transport.stage import Engine, Stage
 
 SHARE = "recipe"  # as a site's data: its share of the recipe's own, for simulated sites
 
@@ -48,7 +48,7 @@ def served(how: Served, name: str, clients: int) -> Engine:
             f"--quorum {clients - len(shut_out)}"
         )
 
-    def make(stage: Stage) -> Federation:
+    def make(stage: EngineContext) -> Federation:
         link = SuperLink(stage.folder / "flower" / "superlink", host, port, own)
         return Flower(stage, link, how.terms._replace(shut_out=shut_out), name)
 
@@ -64,13 +64,13 @@ def join(
     consent: Consent,
     device: str,
     say: Callable[[str], None],
-    preview: Callable[[Site, Hello], list[str]] | None = None,
+    preview: Callable[[Site, Invitation], list[str]] | None = None,
 ) -> None:
     """Take part as one client until the run is over; or say what a `preview` finds that would leave the site, and leave."""
     address(server)
     own = ClientKeys(keys, client) if keys is not None else None
     site = Site(folder, client, source(data), consent, device, say)
-    link = Link(site, server, own)
+    link = SiteClient(site, server, own)
     if preview is not None:
         for line in preview(site, link.peek()):
             say(line)

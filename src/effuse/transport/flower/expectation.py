@@ -57,7 +57,7 @@ class Expected(NamedTuple):
                 raise WireError(f"'{wrong}' has the shape {names[wrong]}, not {wanted[wrong]}")
 
 
-class Kept(dict[str, Any]):
+class KeptState(dict[str, Any]):
     """What a client would have kept, as far as it is known; `missed` is what a job looked for in vain."""
 
     def __init__(self, known: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Expectation:
             # what a client may have kept changes what a reply holds and not what it looks like; but some jobs begin with it
             for known in [{}, self._kept] if self._kept else [{}]:
                 client = self._client()
-                client.state = state = Kept(known)
+                client.state = state = KeptState(known)
                 try:
                     reply = getattr(self.recipe.algorithm, job.name)(client, **fields_of(sent))
                 except Exception as error:  # with all that is known of the state, it must be excused
@@ -141,7 +141,7 @@ class Expectation:
             self.say(f"job '{job.name}' cannot be done on shapes, so its replies are checked by type and size alone ({why})")
         return Expected(None, [], [], 4 * size_of(message, "fp32")[1] + MOST)
 
-    def _about_state(self, error: Exception, state: Kept) -> bool:
+    def _about_state(self, error: Exception, state: KeptState) -> bool:
         """Whether a job failed for want of what its client keeps: it says so itself, or it may be so where not all is known."""
         unkept = isinstance(error, KeyError) and error.args[:1] and error.args[0] in state.missed
         return bool(unkept or (self._partial and state.missed))

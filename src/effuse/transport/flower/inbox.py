@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from effuse.core.files import writing
-from effuse.transport.flower.messages import ANSWER, Letter
+from effuse.transport.flower.messages import ANSWER, Packet
 
 
-class Spool:
+class Inbox:
     """Letters in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, name: str, letter: Letter) -> None:
+    def put(self, name: str, letter: Packet) -> None:
         """Keep an answer; nothing of it need survive a crash, since its order would be sent again."""
         with writing(self.folder):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a model of one client's data alone
@@ -21,12 +21,12 @@ class Spool:
                 file.write(letter.head)
                 file.write(letter.body)
 
-    def take(self, name: str) -> Letter:
+    def take(self, name: str) -> Packet:
         """Get it back, once."""
         path = self.folder / name
         with open(path, "rb") as file:
             head = file.read(int.from_bytes(file.read(8), "little"))
-            letter = Letter(ANSWER, head, file.read())
+            letter = Packet(ANSWER, head, file.read())
         path.unlink()
         return letter
 

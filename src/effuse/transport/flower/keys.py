@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from effuse.core.errors import FederationError
 from effuse.core.files import writing
-from effuse.transport.flower.messages import Hello
+from effuse.transport.flower.messages import Invitation
 
 DAYS = 3650
 LOCAL = ("localhost", "127.0.0.1")
@@ -82,7 +82,7 @@ class ServerKeys:
             found[int(path.stem)] = public
         return found
 
-    def sign(self, hello: Hello, run: int) -> Hello:
+    def sign(self, hello: Invitation, run: int) -> Invitation:
         """The terms with proof that this server offers them in this Flower run."""
         key = serialization.load_pem_private_key(self.key.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -103,7 +103,7 @@ class ClientKeys:
             raise FederationError(f"{key} is not an elliptic-curve key; ask the server's operator for another")
         self.private = loaded
 
-    def verify(self, hello: Hello, run: int) -> None:
+    def verify(self, hello: Invitation, run: int) -> None:
         """Refuse terms that the server did not sign: anyone who reaches a SuperLink may start a run on it."""
         try:
             ca = x509.load_pem_x509_certificate(self.ca.read_bytes())
@@ -116,7 +116,7 @@ class ClientKeys:
             raise FederationError("the terms are not signed by this federation's server") from None
 
 
-def _offer(hello: Hello, run: int) -> bytes:
+def _offer(hello: Invitation, run: int) -> bytes:
     return f"effuse terms\n{run}\n{hello.name}\n{hello.digest}\n{hello.owner}\n".encode()
 
 

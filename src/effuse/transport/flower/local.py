@@ -11,15 +11,15 @@ import effuse
 from effuse.core.errors import RunError
 from effuse.core.federation import Federation
 from effuse.core.recipe import read_manifest
+from effuse.transport.context import EngineContext
 from effuse.transport.flower import keys
 from effuse.transport.flower.server import Flower
 from effuse.transport.flower.subprocesses import free_port, last_words, start, stop
 from effuse.transport.flower.superlink import SuperLink
 from effuse.transport.flower.terms import Terms
-from effuse.transport.stage import Stage
 
 
-def on_this_machine(stage: Stage) -> Federation:
+def on_this_machine(stage: EngineContext) -> Federation:
     """A federation over TLS with node authentication, on a loopback port, with keys made for it."""
     place = stage.folder / "flower"
     shutil.rmtree(place, ignore_errors=True)  # a run that is resumed gets new keys
@@ -31,7 +31,7 @@ def on_this_machine(stage: Stage) -> Federation:
 class OneMachine(Flower):
     """Starts its own sites, each of which takes its share of the recipe's data."""
 
-    def __init__(self, stage: Stage, link: SuperLink, place: Path) -> None:
+    def __init__(self, stage: EngineContext, link: SuperLink, place: Path) -> None:
         name = read_manifest(stage.folder).get("name") or "recipe"  # as a site would be asked to allow it
         super().__init__(stage, link, Terms(), str(name))
         self.superlink, self.place, self.folder = link, place, stage.folder

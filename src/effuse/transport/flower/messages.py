@@ -9,12 +9,12 @@ from typing import NamedTuple
 from effuse.core.errors import EffuseError
 from effuse.core.message import message
 
-HELLO, ORDER, FAREWELL = "hello", "order", "farewell"  # from the server
-ENROLLED, ANSWER, REFUSAL = "enrolled", "answer", "refusal"  # from a site
+INVITATION, ORDER, FAREWELL = "hello", "order", "farewell"  # from the server
+ENROLMENT, ANSWER, REFUSAL = "enrolled", "answer", "refusal"  # from a site
 UNDELIVERED = "undelivered"  # from the transport: the site is gone, or went before it answered
 
 
-class Letter(NamedTuple):
+class Packet(NamedTuple):
     """One message on its way: a small head, and a body that a transport may store once for many receivers."""
 
     kind: str
@@ -27,7 +27,7 @@ class Letter(NamedTuple):
 
 
 @message(name="terms")
-class Hello:
+class Invitation:
     """The server's terms: the manifest, and proof that whoever sends it holds the server's key."""
 
     name: str
@@ -45,7 +45,7 @@ class Hello:
 
 
 @message(name="enrolment")
-class Enrolled:
+class Enrolment:
     """A site accepts; a new session means that whatever it was doing before is lost."""
 
     client: int
@@ -63,7 +63,7 @@ class Lost(EffuseError):
     """The connection broke, and with it everything under way."""
 
 
-class Post(ABC):
+class Channel(ABC):
     """The server's transport: letters to nodes, and their replies."""
 
     @abstractmethod
@@ -83,13 +83,13 @@ class Post(ABC):
         """The client whose key this node has proved to hold; None where there are no keys."""
 
     @abstractmethod
-    def signed(self, hello: Hello) -> Hello:
+    def signed(self, hello: Invitation) -> Invitation:
         """The same terms with this server's proof."""
 
     @abstractmethod
-    def send(self, node: int, letter: Letter, life: float) -> str:
+    def send(self, node: int, letter: Packet, life: float) -> str:
         """Send a letter that may be forgotten after `life` seconds; the ticket fetches its reply."""
 
     @abstractmethod
-    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Letter]]:
+    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
         """Replies that are there, one in memory at a time; one still uploading may take `patience` seconds."""

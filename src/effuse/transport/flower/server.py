@@ -12,25 +12,25 @@ from effuse.core.federation import Federation, Order
 from effuse.core.visit import placed
 from effuse.core.wire import decode, encode
 from effuse.core.workbench import Workbench
+from effuse.transport.context import EngineContext
 from effuse.transport.flower.expectation import Expectation
-from effuse.transport.flower.inbox import Spool
+from effuse.transport.flower.inbox import Inbox
 from effuse.transport.flower.messages import (
     ANSWER,
-    ENROLLED,
+    ENROLMENT,
     FAREWELL,
-    HELLO,
+    INVITATION,
     ORDER,
     REFUSAL,
     UNDELIVERED,
-    Enrolled,
-    Hello,
-    Letter,
+    Channel,
+    Enrolment,
+    Invitation,
     Lost,
-    Post,
+    Packet,
     Refusal,
 )
-from effuse.transport.flower.terms import Errand, Seat, Terms
-from effuse.transport.stage import Stage
+from effuse.transport.flower.terms import Connection, OpenOrders, Terms
 from effuse.transport.worker import Receipt
 
 POLL = 0.2  # seconds between looks at the post while nothing comes
@@ -44,16 +44,16 @@ SMALL = 64 << 10  # bytes that a letter about enrolment may have
 class Flower(Federation):
     """Clients behind a post: known by their own ids, asked again when they come back, left out when they stay silent."""
 
-    def __init__(self, stage: Stage, post: Post, terms: Terms, name: str = "") -> None:
+    def __init__(self, stage: EngineContext, post: Channel, terms: Terms, name: str = "") -> None:
         recipe = stage.recipe
         bench = Workbench(stage.machines[0], recipe.task, recipe.rounds)
         super().__init__(recipe.algorithm, range(recipe.clients), bench, recipe.seed, recipe.wire)
         self.present = [k for k in self.clients if k not in terms.shut_out]
         self.post, self.terms, self._tell = post, terms, stage.say
-        self.hello = Hello(name, recipe.saved(), stage.train.classes, "", "")
-        self.seats: dict[int, Seat] = {}
+        self.hello = Invitation(name, recipe.saved(), stage.train.classes, "", "")
+        self.seats: dict[int, Connection] = {}
         self._log = stage.folder / "federation.log"
-        self._spool = Spool(stage.folder / "spool")
+        self._spool = Inbox(stage.folder / "spool")
         self._expectation = Expectation(recipe, len(stage.train.classes), self.say)
         self._greeted: dict[int, float] = {}  # node -> when it was last sent the terms
         self._greetings: dict[str, int] = {}  # ticket -> node
@@ -82,7 +82,7 @@ class Flower(Federation):
     def _part(self) -> None:
         """Tell the sites that the run is over, and give them a moment to hear it."""
         with contextlib.suppress(Lost):
-            tickets = {self.post.send(seat.node, Letter(FAREWELL), SOON) for seat in self.seats.values()}
+            tickets = {self.post.send(seat.node, Packet(FAREWELL), SOON) for seat in self.seats.values()}
             until = time.monotonic() + PARTING
             while tickets and time.monotonic() < until:
                 tickets -= {ticket for ticket, _ in self.post.collect(list(tickets), 1.0)}
@@ -122,13 +122,13 @@ class Flower(Federation):
         for message in (messages[k] for k in orders):
             if id(message) not in bodies:
                 bodies[id(message)] = encode(message, job.arguments, self.wire)
-        letters = {k: Letter(ORDER, encode(o, Order), bodies[id(messages[k])]) for k, o in orders.items()}
-        errand = Errand(job, orders, letters, self.terms.deadline)
+        letters = {k: Packet(ORDER, encode(o, Order), bodies[id(messages[k])]) for k, o in orders.items()}
+        errand = OpenOrders(job, orders, letters, self.terms.deadline)
         with contextlib.suppress(Lost):  # the next look meets the same and mends it
             self._send(errand, messages)
         return self._answered(errand, messages)
 
-    def _answered(self, errand: Errand, messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
+    def _answered(self, errand: OpenOrders, messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
         """Answers in cohort order; whoever is not there at the deadline, or sends what cannot be right, is left out."""
         answered = 0
         device = self.workbench.machine.device
@@ -164,7 +164,7 @@ class Flower(Federation):
                 self._late[ticket] = f"client {client}'s {which} to {self._where(errand)} {why} and is discarded"
         self._check_quorum(errand, answered)
 
-    def _check_quorum(self, errand: Errand, answered: int) -> None:
+    def _check_quorum(self, errand: OpenOrders, answered: int) -> None:
         asked, silent = len(errand.orders), errand.waiting
         # as many may stay silent as the quorum spares of all clients, however few of them this job was for
         spared = 0 if self.terms.quorum is None else len(self.present) - self.terms.quorum
@@ -179,7 +179,7 @@ class Flower(Federation):
         if silent:
             self.say(f"{self._where(errand)}: going on with {answered} of {asked}{told}")
 
-    def _read(self, errand: Errand, client: int, letter: Letter, message: Any) -> tuple[Any, str | None]:
+    def _read(self, errand: OpenOrders, client: int, letter: Packet, message: Any) -> tuple[Any, str | None]:
         """The reply in an answer, if it is one that this client could have meant for this order."""
         receipt = decode(letter.head, Receipt, SMALL)
         if receipt.client != client:
@@ -193,7 +193,7 @@ class Flower(Federation):
             raise FederationError(f"its weight is {weight}; weights are positive")
         return reply, receipt.snapshot
 
-    def _look(self, errand: Errand | None, messages: dict[int, Any] | None = None) -> None:
+    def _look(self, errand: OpenOrders | None, messages: dict[int, Any] | None = None) -> None:
         """Take what is there, greet who is new, send what can be sent; sleep if there was nothing to do."""
         try:
             came = self._take(errand)
@@ -214,7 +214,7 @@ class Flower(Federation):
         if not came:
             time.sleep(POLL)
 
-    def _take(self, errand: Errand | None) -> bool:
+    def _take(self, errand: OpenOrders | None) -> bool:
         """Fetch what has come; answers wait for their turn on disk."""
         waiting = set(errand.waiting) if errand else set()
         mine = [ticket for ticket, client in errand.tickets.items() if client in waiting] if errand else []
@@ -233,7 +233,7 @@ class Flower(Federation):
                 self._arrive(errand, client, letter)
         return came
 
-    def _vacate(self, ticket: str, errand: Errand | None) -> None:
+    def _vacate(self, ticket: str, errand: OpenOrders | None) -> None:
         """A letter found nobody: its client has no seat until it is back, and then its order goes out again."""
         self._late.pop(ticket, None)
         if ticket in self._greetings:
@@ -243,7 +243,7 @@ class Flower(Federation):
                 self.seats.pop(client, None)
                 self.say(f"client {client} is gone")
 
-    def _arrive(self, errand: Errand, client: int, letter: Letter) -> None:
+    def _arrive(self, errand: OpenOrders, client: int, letter: Packet) -> None:
         if letter.kind == ANSWER:
             if client == errand.turn:
                 errand.held = letter
@@ -255,13 +255,13 @@ class Flower(Federation):
         else:
             self._reject(errand, client, f"a message of the unknown type '{letter.kind[:40]}'")
 
-    def _reject(self, errand: Errand, client: int, why: str) -> None:
+    def _reject(self, errand: OpenOrders, client: int, why: str) -> None:
         errand.arrived.discard(client)
         errand.rejected[client] = why
         self.say(f"{self._where(errand)}: client {client}'s answer is rejected: {why}")
 
-    def _send(self, errand: Errand, messages: dict[int, Any]) -> None:
-        """Send orders to those who have not got theirs, or have begun anew since."""
+    def _send(self, errand: OpenOrders, messages: dict[int, Any]) -> None:
+        """Send orders to those who have not got theirs, or have begun reset_for since."""
         for client in errand.waiting:
             seat = self.seats.get(client)
             if seat is None or errand.seats.get(client) == seat:
@@ -272,8 +272,8 @@ class Flower(Federation):
             errand.seats[client] = seat
             self._charge("down", client, messages[client], letter.size)
 
-    def _greet(self, errand: Errand | None) -> None:
-        """Send the terms to nodes that are new, and from time to time to those that are silent: they may have begun anew."""
+    def _greet(self, errand: OpenOrders | None) -> None:
+        """Send the terms to nodes that are new, and from time to time to those that are silent: they may have begun reset_for."""
         there, now = self.post.nodes(), time.monotonic()
         seated = {seat.node for seat in self.seats.values()}
         silent = {self.seats[k].node for k in errand.waiting if k in self.seats} if errand else set()
@@ -282,19 +282,19 @@ class Flower(Federation):
             if since >= KNOCK and (node not in seated or node in silent):
                 self._greeted[node] = now
                 hello = self.post.signed(dataclasses.replace(self.hello, owner=self.post.owner(node)))
-                letter = Letter(HELLO, encode(hello, Hello))
+                letter = Packet(INVITATION, encode(hello, Invitation))
                 self._greetings[self.post.send(node, letter, SOON)] = node
 
-    def _enrol(self, node: int, letter: Letter) -> None:
+    def _enrol(self, node: int, letter: Packet) -> None:
         """Give a client its seat, if it is who it says it is."""
-        if letter.kind != ENROLLED:
+        if letter.kind != ENROLMENT:
             why = _why(letter) if letter.kind == REFUSAL else f"a message of the unknown type '{letter.kind[:40]}'"
             if self._declined.get(node) != why:  # it will be asked again, and not be told of again
                 self._declined[node] = why
                 self.say(f"node {node} declines: {why}")
             return
         try:
-            enrolled = decode(letter.head, Enrolled, SMALL)
+            enrolled = decode(letter.head, Enrolment, SMALL)
         except WireError as error:
             self.say(f"node {node} enrols with what cannot be read: {error}")
             return
@@ -304,7 +304,7 @@ class Flower(Federation):
         elif owner is not None and owner != client:
             self._turn_away(node, f"it says that it is client {client}, but it holds the key of client {owner}")
         else:
-            seat = Seat(node, enrolled.session)
+            seat = Connection(node, enrolled.session)
             if self.seats.get(client) != seat:
                 self.say(f"client {client} is {'back' if client in self.seats else 'connected'}")
             self.seats[client] = seat
@@ -312,7 +312,7 @@ class Flower(Federation):
     def _turn_away(self, node: int, why: str) -> None:
         """Say so on both sides: whoever started that site cannot see our log."""
         self.say(f"node {node} is turned away: {why}")
-        self.post.send(node, Letter(REFUSAL, encode(Refusal(why), Refusal)), SOON)
+        self.post.send(node, Packet(REFUSAL, encode(Refusal(why), Refusal)), SOON)
 
     def _forget(self) -> None:
         self.seats.clear()
@@ -320,11 +320,11 @@ class Flower(Federation):
         self._greetings.clear()
         self._late.clear()
 
-    def _where(self, errand: Errand) -> str:
+    def _where(self, errand: OpenOrders) -> str:
         return f"round {next(iter(errand.orders.values())).t}, job '{errand.job.name}'"
 
 
-def _why(letter: Letter) -> str:
+def _why(letter: Packet) -> str:
     with contextlib.suppress(WireError):
         return " ".join(decode(letter.head, Refusal, SMALL).why.split())[:400]
     return "a refusal that cannot be read"

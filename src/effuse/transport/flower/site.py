@@ -25,7 +25,7 @@ from effuse.core.workbench import Client
 from effuse.fast import machines_for
 from effuse.tasks.classify import Classify
 from effuse.transport.device import pick_device
-from effuse.transport.flower.messages import Enrolled, Hello
+from effuse.transport.flower.messages import Enrolment, Invitation
 from effuse.transport.refusals import refuse_model
 from effuse.transport.state import Snapshots
 from effuse.transport.worker import Worker
@@ -54,7 +54,7 @@ class Consent:
             )
         return cls(Recipe.restore(read_manifest(file)["recipe"]).saved() if file else None, name or None, digest or None)
 
-    def check(self, hello: Hello) -> None:
+    def check(self, hello: Invitation) -> None:
         """Refuse what was not agreed to."""
         if self.digest is not None and (hello.name != self.name or not hello.digest.startswith(self.digest)):
             raise FederationError(f"this site accepts {self.name}@{self.digest} only, not {hello.name}@{hello.digest}")
@@ -89,7 +89,7 @@ class Site:
                 raise FederationError(f"{self.folder} is in use by another `effuse join`; end it first")
             yield
 
-    def agree(self, hello: Hello) -> Recipe:
+    def agree(self, hello: Invitation) -> Recipe:
         """The recipe of these terms, if they are what was agreed to; the first that come are shown and pinned."""
         self.consent.check(hello)
         pinned = self.folder / "manifest.json"
@@ -110,12 +110,12 @@ class Site:
             self.say(f"it is now pinned in {pinned}; any other will be refused")
         return recipe
 
-    def enrol(self, hello: Hello) -> Enrolled:
+    def enrol(self, hello: Invitation) -> Enrolment:
         """Agree and get ready: data on the device, machine built."""
         recipe = self.agree(hello)
         if self.worker is None:
             self.worker = self._ready(recipe, hello.classes)
-        return Enrolled(self.client, self.session)
+        return Enrolment(self.client, self.session)
 
     def perform(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Carry out an order."""

@@ -48,7 +48,7 @@ from effuse.core.errors import RunError
 from effuse.core.wire import encode
 from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
 from effuse.transport.flower.keys import ServerKeys
-from effuse.transport.flower.messages import REFUSAL, Hello, Letter, Lost, Post, Refusal
+from effuse.transport.flower.messages import REFUSAL, Channel, Invitation, Lost, Packet, Refusal
 from effuse.transport.flower.subprocesses import last_words, start, stop, taken
 
 START_UP = 60.0  # seconds that a SuperLink may take to come up
@@ -75,7 +75,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     return {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
-class SuperLink(Post):
+class SuperLink(Channel):
     """Letters through a SuperLink that lives and dies with this process."""
 
     def __init__(self, folder: Path, host: str, port: int, keys: ServerKeys | None) -> None:
@@ -112,10 +112,10 @@ class SuperLink(Post):
     def owner(self, node: int) -> int | None:
         return self._owners.get(node)
 
-    def signed(self, hello: Hello) -> Hello:
+    def signed(self, hello: Invitation) -> Invitation:
         return hello if self.keys is None else self.keys.sign(hello, self._run)
 
-    def send(self, node: int, letter: Letter, life: float) -> str:
+    def send(self, node: int, letter: Packet, life: float) -> str:
         kind = "query.effuse" if not letter.body else "train.effuse"
         message = Message(content_of(letter), node, kind, ttl=life)
 
@@ -124,13 +124,13 @@ class SuperLink(Post):
 
         return self._speak(lambda: push(self._ends, self._run, message, request))
 
-    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Letter]]:
+    def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
         pulled = self._speak(lambda: self._ends.client.PullMessages(PullAppMessagesRequest(message_ids=tickets)))
         for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             try:
                 letter = letter_of(self._speak(functools.partial(pull, self._ends, self._run, tree, patience)))
             except ObjectPullError as error:
-                letter = Letter(REFUSAL, encode(Refusal(f"its upload was not completed ({error})"), Refusal))
+                letter = Packet(REFUSAL, encode(Refusal(f"its upload was not completed ({error})"), Refusal))
             yield proto.metadata.reply_to_message_id, letter
 
     def _speak(self, call: Callable[[], T]) -> T:

@@ -35,18 +35,18 @@ from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, pus
 from effuse.transport.flower.keys import ClientKeys
 from effuse.transport.flower.messages import (
     ANSWER,
-    ENROLLED,
+    ENROLMENT,
     FAREWELL,
-    HELLO,
+    INVITATION,
     ORDER,
     REFUSAL,
-    Enrolled,
-    Hello,
-    Letter,
+    Enrolment,
+    Invitation,
+    Packet,
     Refusal,
 )
 from effuse.transport.flower.site import Site, told
-from effuse.transport.flower.trouble import Gone, Refused, clocks_apart, code_of, in_short
+from effuse.transport.flower.trouble import Disconnected, TurnedAway, clocks_apart, code_of, in_short
 
 POLL, SLOWEST = 0.2, 3.0  # seconds between looks for a letter
 IDLE_SHARE = 0.05  # of the time since the last letter: who waits long looks less often, and rounds get hardly longer
@@ -57,7 +57,7 @@ STARTING = 5.0  # seconds of not being known after which it is meant: a server t
 DOWNLOAD = 3600.0  # seconds that a letter may take to come
 
 
-class Link:
+class SiteClient:
     """Keeps a site connected: letters in, replies out, while a thread of its own does the work."""
 
     def __init__(self, site: Site, address: str, keys: ClientKeys | None) -> None:
@@ -65,14 +65,14 @@ class Link:
         # without keys a node is whoever it says; one identity for as long as we run, so that a reply finds its way after a break
         self.private = keys.private if keys is not None else ec.generate_private_key(ec.SECP384R1())
         self.public = public_key_to_bytes(self.private.public_key())
-        self._orders: queue.Queue[tuple[Message, Letter]] = queue.Queue()
-        self._replies: queue.Queue[tuple[Message, Letter]] = queue.Queue()
-        self._early: list[tuple[int, Message, Letter]] = []  # orders that came before the terms
+        self._orders: queue.Queue[tuple[Message, Packet]] = queue.Queue()
+        self._replies: queue.Queue[tuple[Message, Packet]] = queue.Queue()
+        self._early: list[tuple[int, Message, Packet]] = []  # orders that came before the terms
         self._vouched: set[int] = set()  # Flower runs whose terms we accepted
         self._failing: dict[bool, float] = {}  # since when we are refused: as unknown, and otherwise
         self._reason = ""  # why there was no connection, as it was said last
         self._dry = self._over = False
-        self._seen: Hello | None = None
+        self._seen: Invitation | None = None
 
     def run(self) -> None:
         """Serve until the run is over."""
@@ -81,7 +81,7 @@ class Link:
             self._try(lambda: self._over and self._replies.empty())
         self.site.say("the server says that the run is over")
 
-    def peek(self) -> Hello:
+    def peek(self) -> Invitation:
         """The server's terms, declined."""
         self._dry = True
         while self._seen is None:
@@ -95,7 +95,7 @@ class Link:
     def _try(self, enough: Callable[[], bool]) -> None:
         try:
             self._converse(enough)
-        except Gone as gone:
+        except Disconnected as gone:
             if str(gone) != self._reason:  # once, and not every second of a night
                 self.site.say(f"no connection to {self.address} ({gone}); trying again {gone.until}")
             self._reason = str(gone)
@@ -115,13 +115,13 @@ class Link:
             try:
                 while not enough():
                     if lost.is_set():
-                        raise Gone("the server no longer knows this node")
+                        raise Disconnected("the server no longer knows this node")
                     busy = self._reply(ends, pause)
                     busy |= self._receive(ends)
                     last = time.monotonic() if busy else last
                     pause = 0.0 if busy else min(SLOWEST, max(POLL, IDLE_SHARE * (time.monotonic() - last)))
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
-                raise Gone(in_short(error)) from None
+                raise Disconnected(in_short(error)) from None
             finally:
                 resting.set()
                 with contextlib.suppress(httpx.HTTPError, RuntimeError):
@@ -152,7 +152,7 @@ class Link:
         with contextlib.suppress(httpx.HTTPError, OSError, ValueError):
             client.DeactivateNode(DeactivateNodeRequest(node_id=int((self.site.folder / "node").read_text())))
 
-    def _judged(self, client: Any, error: httpx.HTTPError) -> Gone:
+    def _judged(self, client: Any, error: httpx.HTTPError) -> Disconnected:
         """Why there is no connection; gives up where trying again is in vain: a server that is not ours, or does not want us."""
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise FederationError(
@@ -164,7 +164,7 @@ class Link:
             error = self._asked_about_the_key(client)
         if not isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError)):
             self._failing.clear()  # nobody there yet: wait for the server
-            return Gone(in_short(error))
+            return Disconnected(in_short(error))
         unknown, why = code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, in_short(error)
         remedy = "ask the operator for this client's keys, or end another process that takes part with them"
         if unknown:
@@ -180,7 +180,7 @@ class Link:
         since = self._failing.setdefault(unknown, time.monotonic())
         if time.monotonic() - since > (STARTING if unknown else REFUSED):
             raise FederationError(f"{why if unknown else f'{self.address} refuses this node ({why})'}; {remedy}") from None
-        return Refused(why)
+        return TurnedAway(why)
 
     def _asked_about_the_key(self, client: Any) -> httpx.HTTPError:
         """What is wrong with an activation whose interval is none: that, where the key is known, and otherwise the key."""
@@ -198,7 +198,7 @@ class Link:
         run = message_from_proto(pulled.messages_list[0]).metadata.run_id
         message = pull(ends, run, pulled.message_object_trees[0], DOWNLOAD)
         letter = letter_of(message)
-        if letter.kind == HELLO:
+        if letter.kind == INVITATION:
             self._replies.put((message, self._answered(lambda: self._terms(letter, run))))
         elif letter.kind == ORDER and run in self._vouched:
             self._order(message, letter)
@@ -206,19 +206,19 @@ class Link:
             self._early.append((run, message, letter))  # meant for the process that was here before us; the terms follow
         elif letter.kind == FAREWELL and run in self._vouched:
             self._over = True
-            self._replies.put((message, Letter(ANSWER)))
+            self._replies.put((message, Packet(ANSWER)))
         elif letter.kind == REFUSAL and run in self._vouched:
             raise FederationError(f"{self.address} refuses this site: {decode(letter.head, Refusal).why}")
         else:
             self._replies.put((message, _refusal(f"this site does not take '{letter.kind[:40]}' letters from you")))
         return True
 
-    def _order(self, message: Message, letter: Letter) -> None:
+    def _order(self, message: Message, letter: Packet) -> None:
         self.site.say(f"{told(letter.head)}: received {letter.size:,} bytes")
         self._orders.put((message, letter))
 
-    def _terms(self, letter: Letter, run: int) -> Letter:
-        hello = decode(letter.head, Hello)
+    def _terms(self, letter: Packet, run: int) -> Packet:
+        hello = decode(letter.head, Invitation)
         if self.keys is not None:
             self.keys.verify(hello, run)
         if self._dry:
@@ -230,16 +230,16 @@ class Link:
             if ours == run:
                 self._order(message, order)
         self._early.clear()
-        return Letter(ENROLLED, encode(enrolled, Enrolled))
+        return Packet(ENROLMENT, encode(enrolled, Enrolment))
 
     def _work(self) -> None:
         while True:
             message, letter = self._orders.get()
             self._replies.put(
-                (message, self._answered(lambda: Letter(ANSWER, *self.site.perform(letter.head, letter.body))))
+                (message, self._answered(lambda: Packet(ANSWER, *self.site.perform(letter.head, letter.body))))
             )
 
-    def _answered(self, make: Callable[[], Letter]) -> Letter:
+    def _answered(self, make: Callable[[], Packet]) -> Packet:
         """A letter, or the refusal that what went wrong makes of it."""
         try:
             return make()
@@ -272,8 +272,8 @@ class Link:
         return True
 
 
-def _refusal(why: str) -> Letter:
-    return Letter(REFUSAL, encode(Refusal(why[:1000]), Refusal))
+def _refusal(why: str) -> Packet:
+    return Packet(REFUSAL, encode(Refusal(why[:1000]), Refusal))
 
 
 def _beat(client: Any, node: Node, resting: threading.Event, lost: threading.Event) -> None:

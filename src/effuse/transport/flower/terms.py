@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from effuse.core.algorithm import Job
 from effuse.core.federation import Order
-from effuse.transport.flower.messages import Letter
+from effuse.transport.flower.messages import Packet
 
 
-class Seat(NamedTuple):
+class Connection(NamedTuple):
     """Where a client is reached, and since which start of its."""
 
     node: int
@@ -23,17 +23,17 @@ class Terms(NamedTuple):
     shut_out: frozenset[int] = frozenset()  # clients that are neither drawn nor asked: their keys were taken away
 
 
-class Errand:
+class OpenOrders:
     """One ask under way."""
 
-    def __init__(self, job: Job, orders: dict[int, Order], letters: dict[int, Letter], deadline: float) -> None:
+    def __init__(self, job: Job, orders: dict[int, Order], letters: dict[int, Packet], deadline: float) -> None:
         self.job, self.orders, self.letters = job, orders, letters
         self.until = time.monotonic() + deadline
-        self.seats: dict[int, Seat] = {}  # client -> where its order went last
+        self.seats: dict[int, Connection] = {}  # client -> where its order went last
         self.tickets: dict[str, int] = {}  # the order may have gone out more than once; the first answer counts
         self.arrived: set[int] = set()
         self.turn: int | None = None  # the client whose answer is waited for
-        self.held: Letter | None = None  # that answer: it need not go through the spool
+        self.held: Packet | None = None  # that answer: it need not go through the spool
         self.rejected: dict[int, str] = {}
 
     @property

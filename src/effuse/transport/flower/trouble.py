@@ -6,13 +6,13 @@ import time
 import httpx
 
 
-class Gone(Exception):
+class Disconnected(Exception):
     """The connection broke; it is tried again."""
 
     until = "until there is one"
 
 
-class Refused(Gone):
+class TurnedAway(Disconnected):
     """The server does not want us; it may mean an earlier process of ours, or have only just started."""
 
     until = "for a moment"

@@ -9,7 +9,7 @@ from torch import nn
 from effuse.core.data import Shape
 from effuse.core.model import Arch
 from effuse.fast.layout import for_tensor_cores
-from effuse.fast.ops.halves import Halved, halve, rounded_weights
+from effuse.fast.ops.bf16 import Bf16Weights, autocast_weights, to_bf16
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.models.unet import Unet
 from effuse.pruning.prune import cut
@@ -53,11 +53,11 @@ def test_the_bits_of_fused_networks_are_autocasts(name: str) -> None:
             p.add_(0.1 * torch.randn_like(p))
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([3, 700])
     found = []
-    for run in (net, Halved(net, lambda run: run)):
+    for run in (net, Bf16Weights(net, lambda run: run)):
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
             y = run(x, t)
         found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), list(net.parameters()))])
-    halve(net)
+    to_bf16(net)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         assert torch.equal(net(x, t), found[0][0])
     for a, b in zip(*found, strict=True):
@@ -70,7 +70,7 @@ def test_gradients_lie_as_their_weights_do(name: str, monkeypatch) -> None:
     net, lists, copy_all = for_tensor_cores(unets(3)[name].build(), ("norm", "attention")), [], torch._foreach_copy_
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (lists.append((to, of)), copy_all(to, of)))
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        Halved(net, lambda run: run)(torch.randn(2, 3, 8, 8), torch.tensor([3, 700])).float().square().sum().backward()
+        Bf16Weights(net, lambda run: run)(torch.randn(2, 3, 8, 8), torch.tensor([3, 700])).float().square().sum().backward()
     places = lambda t: [stride for size, stride in zip(t.shape, t.stride()) if size > 1]  # noqa: E731
     for to, of in lists:
         assert [places(t) for t in to] == [places(t) for t in of]
@@ -90,7 +90,7 @@ def test_the_bits_are_autocasts() -> None:
     for prox in (False, True):
         net = network()
         other = copy.deepcopy(net)
-        found = gradients(Halved(other, lambda run: run), other, prox)
+        found = gradients(Bf16Weights(other, lambda run: run), other, prox)
         for a, b in zip(found, gradients(net, net, prox), strict=True):
             assert a.dtype == torch.float32 and torch.equal(a, b)
 
@@ -98,8 +98,8 @@ def test_the_bits_are_autocasts() -> None:
 def test_compiled_it_is_the_same() -> None:
     """Traced ahead, forwards and backwards, and run by torch's own kernels: the bits of the network as it is."""
     net = network()
-    compiled = Halved(net, lambda run: torch.compile(run, backend="aot_eager", dynamic=False))
-    for a, b in zip(gradients(compiled, net, False), gradients(Halved(net, lambda run: run), net, False), strict=True):
+    compiled = Bf16Weights(net, lambda run: torch.compile(run, backend="aot_eager", dynamic=False))
+    for a, b in zip(gradients(compiled, net, False), gradients(Bf16Weights(net, lambda run: run), net, False), strict=True):
         assert torch.equal(a, b)
 
 
@@ -107,7 +107,7 @@ def test_what_a_loss_leaves_out_has_no_gradient() -> None:
     net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     net.forward = net[0].forward
     with torch.autocast("cpu", torch.bfloat16):
-        Halved(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
+        Bf16Weights(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
     assert net[0].weight.grad is not None and net[1].weight.grad is None
 
 
@@ -115,13 +115,13 @@ def test_frozen_layers_stay_out_of_it() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net[0].requires_grad_(False)
     with torch.autocast("cpu", torch.bfloat16):
-        Halved(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
+        Bf16Weights(net, lambda run: run)(torch.ones(1, 2)).float().sum().backward()
     assert net[0].weight.grad is None and net[1].weight.grad is not None
 
 
 def test_only_what_autocast_rounds_is_rounded() -> None:
     """Neither a normalisation's weights nor biases that are added in fp32."""
-    assert list(rounded_weights(network())) == ["0.weight", "1.weight", "3.weight", "6.weight", "6.bias", "7.weight"]
+    assert list(autocast_weights(network())) == ["0.weight", "1.weight", "3.weight", "6.weight", "6.bias", "7.weight"]
 
 
 def test_a_network_that_only_draws_keeps_rounded_weights() -> None:
@@ -131,7 +131,7 @@ def test_a_network_that_only_draws_keeps_rounded_weights() -> None:
     with torch.no_grad():
         for p in net.parameters():
             p.add_(torch.randn_like(p))
-    halve(other)
+    to_bf16(other)
     torch._foreach_copy_([p.data for p in other.parameters()], [p.data for p in net.parameters()])
     x = torch.randn(4, 3, 8, 8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

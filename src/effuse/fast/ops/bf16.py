@@ -29,11 +29,11 @@ class _Rounded(torch.autograd.Function):
         return tuple(wholes)
 
 
-class Halved:
+class Bf16Weights:
     """A network that is called with rounded copies of its weights, as autocast would round each of them by itself."""
 
     def __init__(self, net: nn.Module, faster: Callable[[Any], Any]) -> None:
-        self.net, self.wholes = net, rounded_weights(net)
+        self.net, self.wholes = net, autocast_weights(net)
         self.run = faster(torch.func.functional_call)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -41,7 +41,7 @@ class Halved:
         return self.run(self.net, halves, inputs, options)
 
 
-def rounded_weights(net: nn.Module) -> dict[str, Tensor]:
+def autocast_weights(net: nn.Module) -> dict[str, Tensor]:
     """The parameters that autocast rounds: weights of convolutions, all of linear layers."""
     found: dict[str, Tensor] = {}
     for name, module in net.named_modules():
@@ -52,7 +52,7 @@ def rounded_weights(net: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def halve(net: nn.Module) -> None:
+def to_bf16(net: nn.Module) -> None:
     """Keep rounded what autocast would round in every evaluation: for a network that only draws."""
-    for weight in rounded_weights(net).values():
+    for weight in autocast_weights(net).values():
         weight.data = weight.data.to(torch.bfloat16)

@@ -9,7 +9,7 @@ from effuse.core.params import Params
 from effuse.core.visit import each_params
 
 
-class Untouched:
+class WriteGuard:
     """Catches code that writes on what it was only lent: tensor versions every time, bytes when `thorough`."""
 
     def __init__(self, message: Any, who: str, what: str, thorough: bool = False) -> None:

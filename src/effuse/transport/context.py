@@ -10,7 +10,7 @@ from effuse.core.recipe import Recipe
 from effuse.machines.eager import Eager
 
 
-class Stage(NamedTuple):
+class EngineContext(NamedTuple):
     """Everything that a run has before there is a federation."""
 
     recipe: Recipe  # resolved
@@ -21,4 +21,4 @@ class Stage(NamedTuple):
     say: Callable[[str], None]  # tells whoever watches
 
 
-Engine = Callable[[Stage], Federation]
+Engine = Callable[[EngineContext], Federation]
