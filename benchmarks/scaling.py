@@ -84,15 +84,15 @@ class Stack(Arch):
 
 def cell(axis: str, clients: int, parameters: int, rounds: int) -> dict[str, float]:
     """Seconds of a round and peak memory, in this process."""
-    played("clients", 10, 10_000, 1)  # whatever is imported or allocated once
+    rounds_of("clients", 10, 10_000, 1)  # whatever is imported or allocated once
     floor = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here
-    lines = played(axis, clients, parameters, rounds)
+    lines = rounds_of(axis, clients, parameters, rounds)
     seconds = min(line.seconds.total for line in lines[1:])
     return {"seconds": seconds, "peak_mb": memory("VmHWM") / 1e6, "floor_mb": floor / 1e6}
 
 
-def played(axis: str, clients: int, parameters: int, rounds: int) -> list[RoundRecord]:
+def rounds_of(axis: str, clients: int, parameters: int, rounds: int) -> list[RoundRecord]:
     """The lines of a whole run."""
     solver: Any = SGD(lr=1e-6, batch=1, steps=1)
     if axis == "kept":

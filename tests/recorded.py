@@ -60,7 +60,7 @@ def assert_alike(ours, theirs):
     assert ours[0] == pytest.approx(theirs[0], rel=1e-3)
     assert ours[1] == theirs[1]
     for name in theirs[2]:
-        assert ours[2][name]["value"] == pytest.approx(theirs[2][name]["value"], rel=1e-2), name
+        assert ours[2][name].value == pytest.approx(theirs[2][name].value, rel=1e-2), name
     assert (ours[3] - theirs[3]).norm() < 1e-3 * theirs[3].norm()
 
 

@@ -31,7 +31,7 @@ class Centralised(Averages):
         bench = fed.workbench
         net = bench.load(server.model)
         fit = bench.fit(net, self.local, fed.pool(), average=server.average)
-        fed.told(fit.loss, fit.images)
+        fed.report_loss(fit.loss, fit.images)
         return CentralisedServer(bench.unload(net), average=fit.average)
 
     def average(self, server: CentralisedServer) -> Params | None:

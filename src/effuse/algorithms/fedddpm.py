@@ -48,7 +48,7 @@ class Correcting(Synthesising):
         fit = bench.fit(net, self.central, A.shard(w.arch.shape.classes, bench.machine.device))
         fed.note(correction={"loss": fit.loss, "images": fit.images})
         if told:
-            fed.told(fit.loss, fit.images)
+            fed.report_loss(fit.loss, fit.images)
         model = bench.unload(net)
         return model if fit.average is None else model.holding(fit.average)
 

@@ -246,7 +246,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
     @on_client
     def enrol(self, client: Client) -> Histogram:
         # the same noise in whatever round it is asked for: an answer that was lost, or came late, cost its epsilon already
-        told = self.histogram.told(client.data.histogram, client.lasting("histogram"))
+        told = self.histogram.disclosed(client.data.histogram, client.lasting("histogram"))
         client.state["told"] = ReportedHistogram(tuple(told))
         return Histogram(torch.tensor(told))
 

@@ -266,13 +266,13 @@ class Federation(ABC):
                     self.snapshots[client] = snapshot
                 for name in carried[client]:
                     self.received.setdefault(name, set()).add(client)
-                self.told(getattr(reply, "loss", None), getattr(reply, "weight", 1.0))
+                self.report_loss(getattr(reply, "loss", None), getattr(reply, "weight", 1.0))
                 self.on_reply(client, reply)
             yield client, reply
             del reply  # or it would live on while the next one is made
         self._busy -= carried.keys()  # nobody waits any longer for those who stayed silent
 
-    def told(self, loss: float | None, weight: float) -> None:
+    def report_loss(self, loss: float | None, weight: float) -> None:
         """Note a loss for the display and the round's line; replies with `loss` and `weight` are noted by themselves."""
         if loss is not None:
             self.losses.append((loss, weight))

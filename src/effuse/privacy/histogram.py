@@ -24,7 +24,7 @@ class Disclosure(Spec, ABC):
     def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
         """What is added to the counts."""
 
-    def told(self, counts: list[int], stream: Stream) -> list[float]:
+    def disclosed(self, counts: list[int], stream: Stream) -> list[float]:
         """The counts as they are told; what is below nought is cut off, which costs nothing."""
         noisy = np.asarray(counts, np.float64) + self.noise(len(counts), stream.numpy())
         return np.maximum(noisy, 0.0).astype(np.float32).astype(np.float64).tolist()  # as they arrive

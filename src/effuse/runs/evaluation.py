@@ -78,14 +78,14 @@ class Evaluator:
 
         return predict
 
-    def look(self, model: Model, picture: Path) -> dict[str, Measurement]:
+    def evaluate_model(self, model: Model, picture: Path) -> dict[str, Measurement]:
         """Metrics of one model, its grid saved as a picture."""
         images = self.samples(model)
         if images is not None and self.recipe.evaluate.grid:
             save_grid(images.first(self.recipe.evaluate.grid), picture)
         return self.measure(images, model)
 
-    def look_at_images(self, images: Images) -> dict[str, Measurement]:
+    def evaluate_images(self, images: Images) -> dict[str, Measurement]:
         """The recipe's metrics of samples, of a random choice of images that are there already, as far as they go."""
         order = torch.from_numpy(Stream(("images",)).numpy().permutation(len(images)))
         return self.measure(images.rows(order), None, self._as_far_as(images))
@@ -94,7 +94,7 @@ class Evaluator:
         """The recipe's metrics of samples, of no more than there are."""
         return tuple(replace(m, n=min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
 
-    def look_at_clients(
+    def evaluate_clients(
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
     ) -> tuple[dict[str, Measurement], list[str]]:
         """Metrics of every personal model (mean and spread), of equal shares pooled, and the models' digests."""
@@ -190,9 +190,9 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.task, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
     if isinstance(recipe.algorithm, Personal):
-        found, _ = evaluator.look_at_clients(*_clients(run, recipe, train, machine), model, picture)
+        found, _ = evaluator.evaluate_clients(*_clients(run, recipe, train, machine), model, picture)
     else:
-        found = evaluator.look(model, picture)
+        found = evaluator.evaluate_model(model, picture)
     blob = json.dumps({"settings": settings, "ema": ema, "metrics": plain(found)}, indent=2) + "\n"
     write_atomically(run / "evaluation.json", blob.encode())
     return found

@@ -30,7 +30,7 @@ from effuse.runs.folder import Checkpoint, RunFolder
 from effuse.runs.observer import Observer
 from effuse.runs.records import Result, RoundRecord, Seconds, Traffic, made, plain
 from effuse.runs.save import save_model
-from effuse.runs.sequence import FinishedRound, played
+from effuse.runs.sequence import FinishedRound, rounds_of
 from effuse.transport.context import Engine, EngineContext
 from effuse.transport.state import Snapshots
 
@@ -91,7 +91,7 @@ class Run:
         checked, spent = time.monotonic(), 0.0
         started, trained, evaluated = time.monotonic(), 0, 0
         last = algorithm.deliver(server)
-        for done in played(recipe, fed, server, t, federated):
+        for done in rounds_of(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
             if model.arch != last.arch:  # the network was cut: what was kept of the wider one only fills memory
                 for machine in self.machines:
@@ -106,7 +106,7 @@ class Run:
             last = model
             seconds, metrics = time.monotonic() - started, None
             about = self._about(done, trained, evaluated)
-            if done.look:
+            if done.evaluate:
                 self.observer.phase("evaluating")
                 with span("evaluate"):
                     self.metrics = self._evaluate(server, done.federated)
@@ -199,22 +199,22 @@ class Run:
         model = algorithm.deliver(server)
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
         if isinstance(algorithm, Personal):
-            found, self.digests = self.evaluator.look_at_clients(self.fed, server, model, picture)
+            found, self.digests = self.evaluator.evaluate_clients(self.fed, server, model, picture)
             if algorithm.averages:
                 smoothed = picture.with_stem(f"{picture.stem}-ema")
-                smooth, _ = self.evaluator.look_at_clients(self.fed, server, model, smoothed, True)
+                smooth, _ = self.evaluator.evaluate_clients(self.fed, server, model, smoothed, True)
                 found |= {f"{name}_ema": m for name, m in smooth.items()}
             return found
-        found = self.evaluator.look(model, picture)
+        found = self.evaluator.evaluate_model(model, picture)
         if self.ema is not None:
-            smooth = self.evaluator.look(self.ema, picture.with_stem(f"{picture.stem}-ema"))
+            smooth = self.evaluator.evaluate_model(self.ema, picture.with_stem(f"{picture.stem}-ema"))
             found |= {f"{name}_ema": m for name, m in smooth.items()}
         return found
 
     def _evaluate_images(self, server: Server) -> dict[str, Measurement]:
         algorithm = self.recipe.algorithm
         kept = algorithm.images(server) if isinstance(algorithm, Draws) else None
-        return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.look_at_images(kept).items()}
+        return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.evaluate_images(kept).items()}
 
     def _checkpoint(self, server: Server, t: int, federated: int) -> None:
         fed, state = self.fed, self.fed.workbench.state

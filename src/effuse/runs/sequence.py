@@ -18,11 +18,11 @@ class FinishedRound(NamedTuple):
     t: int
     phase: str
     federated: int  # federated rounds up to here
-    look: bool  # whether the recipe wants the model evaluated now
+    evaluate: bool  # whether the recipe wants the model evaluated now
     over: bool  # whether it was the last
 
 
-def played(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[FinishedRound]:
+def rounds_of(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[FinishedRound]:
     """The rounds of a run, one after another; the rehearsal plays them too."""
     algorithm = recipe.algorithm
 

@@ -13,7 +13,7 @@ from effuse.core.recipe import Recipe
 from effuse.fast import cpu_slots
 from effuse.metrics.cost import activation_bytes, costs, figures, macs, parameters
 from effuse.runs.evaluation import shares_of
-from effuse.runs.sequence import FinishedRound, played
+from effuse.runs.sequence import FinishedRound, rounds_of
 from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
 from effuse.transport.state import bytes_in
@@ -66,8 +66,8 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
     server = recipe.algorithm.setup(model, fed)
     fed.close()
     closed, kept, states = [], 0, 0
-    for done in played(recipe, fed, server, 0, 0):
-        if done.look and isinstance(recipe.algorithm, Personal):
+    for done in rounds_of(recipe, fed, server, 0, 0):
+        if done.evaluate and isinstance(recipe.algorithm, Personal):
             _rehearse_evaluation(recipe, recipe.algorithm, fed, done)
         passed = fed.ledger.close()
         closed.append({"phase": done.phase} | {k: passed[k] for k in ("parameters", "bytes")})

@@ -57,8 +57,8 @@ def prune_run(
     with folder.locked():
         save_model(less, recipe, out / "model")
         pictures = out / "samples"
-        was = evaluator.look(opened.model.to(opened.device), pictures / "before.png")
-        now = evaluator.look(less.to(opened.device), pictures / "after.png")
+        was = evaluator.evaluate_model(opened.model.to(opened.device), pictures / "before.png")
+        now = evaluator.evaluate_model(less.to(opened.device), pictures / "after.png")
         before = _report(opened.model, was, run / ("model-ema" if ema else "model"))
         after = _report(less, now, out / "model")
         report = {"run": str(run), "out": str(out), "ratio": ratio, "criterion": criterion, "before": before, "after": after}

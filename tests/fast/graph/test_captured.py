@@ -35,7 +35,7 @@ SHARD = Shard.whole(ToyImages(n=50, side=8).load("train"))
 
 
 @pytest.fixture(autouse=True)
-def played(monkeypatch):
+def rounds_of(monkeypatch):
     def recorded(self, step, stream):
         for _ in range(WARM_UP):
             step()

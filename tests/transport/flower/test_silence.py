@@ -38,7 +38,7 @@ def impatient(monkeypatch):
         monkeypatch.setattr(federation, name, 0.01)
 
 
-def played(tmp_path, lost, algorithm, seen=None, **changes):
+def rounds_of(tmp_path, lost, algorithm, seen=None, **changes):
     """The last checkpoint and the log of a run in which client 1's answers of these numbers are lost."""
     post = FakePost(tmp_path / "sites", 3)
 
@@ -60,7 +60,7 @@ def state(tmp_path, ended, client):
 def test_scaffolds_variate_moves_by_those_who_answered(tmp_path):
     """c starts at nought and c_i too: with two of three heard, c = 2/3 mean(c_0, c_2) = (c_0 + c_2) / 3."""
     seen: list = []
-    ended, _ = played(tmp_path, {1}, ALGORITHMS["scaffold, adam"], seen, rounds=1)
+    ended, _ = rounds_of(tmp_path, {1}, ALGORITHMS["scaffold, adam"], seen, rounds=1)
     dc = {client: decode(letter.body, ScaffoldUpdate).dc for client, _, letter in seen}
     assert (ended.server.c - (dc[0] + dc[2]) / 3).norm() < 1e-6 * ended.server.c.norm()
 
@@ -69,7 +69,7 @@ def test_feddiffuse_meets_a_client_again_whose_first_answer_was_lost(tmp_path):
     """The toy's 97 values are 388 bytes, its decoder 37 or 148. Client 1's first answer is lost, so what it kept is not built on:
     it is sent everything a second time, and the decoder alone in round 3; the others after round 1.
     """
-    ended, _ = played(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
+    ended, _ = rounds_of(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
     sent = [record.traffic.clients for record in RunFolder(tmp_path / "run").records()]
     assert [[clients[k]["down"] for k in "012"] for clients in sent] == [[388, 388, 388], [148, 388, 148], [148, 148, 148]]
     assert ended.received == {"theta": (0, 1, 2)}
@@ -80,7 +80,7 @@ def test_fedphds_edges_count_those_who_answered(tmp_path):
 
     40 images in thirds are 14, 13 and 13."""
     phd = FedPhD(local=ADAM, cohort=None, edges=20, selection="random", variant="none", r_g=2)
-    played(tmp_path, {3}, phd, rounds=2)  # its answers are: enrol, choose, train
+    rounds_of(tmp_path, {3}, phd, rounds=2)  # its answers are: enrol, choose, train
     first, second = (r.noted for r in RunFolder(tmp_path / "run").records()[1:])
     assert len(set(first["edges"].values())) == 3
     assert first["n_e"][first["edges"]["1"]] == 0 and sum(first["n_e"]) == 27
@@ -90,7 +90,7 @@ def test_fedphds_edges_count_those_who_answered(tmp_path):
 def test_fedphds_edge_counts_those_who_answered_and_not_who_was_sent_there(tmp_path):
     """One edge: client 1 is silent beside the two others, whose 14 and 13 images are behind the edge's model."""
     phd = FedPhD(local=ADAM, cohort=None, edges=1, variant="none", r_g=2)
-    played(tmp_path, {3}, phd, rounds=1)
+    rounds_of(tmp_path, {3}, phd, rounds=1)
     noted = RunFolder(tmp_path / "run").records()[1].noted
     assert noted["edges"] == {"0": 0, "1": 0, "2": 0} and noted["n_e"] == [27]
 
@@ -98,7 +98,7 @@ def test_fedphds_edge_counts_those_who_answered_and_not_who_was_sent_there(tmp_p
 def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_drawn_once(tmp_path):
     seen: list = []
     phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
-    ended, log = played(tmp_path, {1}, phd, seen, rounds=2)
+    ended, log = rounds_of(tmp_path, {1}, phd, seen, rounds=2)
     told = next(decode(letter.body, Told) for client, n, letter in seen if (client, n) == (1, 1))
     assert ended.server.told[1] == pytest.approx(told.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
     assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
@@ -107,7 +107,7 @@ def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_dra
 @pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])
 def test_who_has_no_warm_up_model_is_not_asked_for_it(name, tmp_path):
     """Client 1's warm-up is lost: A is drawn from the others' models, and client 1 takes part in what follows."""
-    ended, log = played(tmp_path, {1}, ALGORITHMS[name], rounds=3)
+    ended, log = rounds_of(tmp_path, {1}, ALGORITHMS[name], rounds=3)
     assert set(ended.server.auxiliary.origin.tolist()) == {0, 2}
     assert "round 0, job 'warm_up': going on with 2 of 3; silent: 1" in log and "rejected" not in log
 
@@ -117,7 +117,7 @@ def test_a_share_that_was_lost_is_sent_with_the_next_model(lost, tmp_path):
     """LocalAug's client 1 does not hear of its share in time (its third answer) and is sent it again until it answers."""
     algorithm = LocalAug(**SYNTHESIS, local=ADAM)
     seen: list = []
-    ended, log = played(tmp_path, lost, algorithm, seen, rounds=3)
+    ended, log = rounds_of(tmp_path, lost, algorithm, seen, rounds=3)
     assert ended.received == {"share": (0, 1, 2)}
     share = state(tmp_path, ended, 1)[SHARE]
     assert "rejected" not in log and {client for client, n, _ in seen if n == 6} == {0, 1, 2}
@@ -129,7 +129,7 @@ def test_a_share_that_was_lost_is_sent_with_the_next_model(lost, tmp_path):
 def test_an_evaluation_goes_on_without_a_silent_client(tmp_path):
     """Eight samples wanted of three clients are three each; with two heard there are six in the pool, and the protocol says so."""
     changes = {"evaluate": Evaluate(grid=0, metrics=(FID(n=8, encoder=Pixels(side=2)),)), "sampler": Ddim(batch=4, steps=2)}
-    ended, log = played(tmp_path, {2}, ALGORITHMS["localonly"], rounds=1, **changes)
+    ended, log = rounds_of(tmp_path, {2}, ALGORITHMS["localonly"], rounds=1, **changes)
     assert "job 'draw': going on with 2 of 3; silent: 1" in log
     found = json.loads(ended.metrics)
     assert len(found["fid_pixels"]["clients"]) == 2 and found["fid_pixels"]["protocol"]["generated"] == 8

@@ -31,10 +31,10 @@ class FusedUNet(ConvNeXtUNet):
     """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
 
     def times(self, embedding: Tensor, give: Give) -> Any:
-        blocks = self.told(give)
+        blocks = self.blocks(give)
         return side_by_side([b.time for b in blocks], F.gelu(embedding), [b.depthwise.bias for b in blocks])
 
-    def told(self, give: Give = "output") -> list[Any]:
+    def blocks(self, give: Give = "output") -> list[Any]:
         """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
         levels = (*self.downs, self.middle, *(self.ups if give != "features" else ()))
         return [block for level in levels for block in (level.first, level.second)]
@@ -54,7 +54,7 @@ def adapt(net: ConvNeXtUNet, kernels: Collection[str]) -> None:
         for module in net.modules():
             if type(module) is Block:
                 module.__class__ = FusedBlock
-        for place, block in enumerate(net.told()):
+        for place, block in enumerate(net.blocks()):
             block.place = place
     if "attention" in kernels:
         for module in net.modules():

@@ -23,10 +23,10 @@ class FusedNetwork(Network):
     """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
 
     def times(self, embedding: Tensor, give: Give) -> Any:
-        blocks = self.told(give)
+        blocks = self.blocks(give)
         return side_by_side([b.time_emb_proj for b in blocks], F.silu(embedding), [b.conv1.bias for b in blocks])
 
-    def told(self, give: Give = "output") -> list[Any]:
+    def blocks(self, give: Give = "output") -> list[Any]:
         """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
         levels = (*self.down_blocks, self.mid_block, *(self.up_blocks if give != "features" else ()))
         return [block for level in levels for block in level.resnets]
@@ -79,5 +79,5 @@ def adapt(net: Any, kernels: Collection[str]) -> None:
             module.__class__ = FusedAttention
     if net.config.resnet_time_scale_shift == "default":
         net.__class__ = FusedNetwork
-        for place, block in enumerate(net.told()):
+        for place, block in enumerate(net.blocks()):
             block.__class__, block.place = FusedResnetBlock, place
