@@ -42,7 +42,7 @@ def on_client(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _job(cls: type, function: Callable[..., Any]) -> Job:
+def _job(cls: type["Algorithm"], function: Callable[..., Any]) -> Job:
     where = f"{cls.__qualname__}.{function.__name__}"
     hints = typing.get_type_hints(function)
     names = list(inspect.signature(function).parameters)[2:]  # self, client
@@ -82,8 +82,8 @@ class Algorithm(Spec, ABC):
         return Server(model)
 
     @abstractmethod
-    def round(self, server: Server, fed: "Federation") -> Server:
-        """One round: ask clients, combine their answers."""
+    def round(self, server: Any, fed: "Federation") -> Server:
+        """One round: ask clients, combine their answers. `server` is what `setup` or the last round returned."""
 
     def deliver(self, server: Server) -> Model:
         """The global model that is evaluated and saved."""

@@ -28,7 +28,7 @@ class Personal(Algorithm):
     """Every client ends with a model of its own. It stays at the client and is evaluated there."""
 
     @abstractmethod
-    def owners(self, server: Server, fed: "Federation") -> Sequence[int]:
+    def owners(self, server: Any, fed: "Federation") -> Sequence[int]:
         """The clients that have trained a model of their own; only these are evaluated."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Discloses(Algorithm):
     """Clients send histograms of their labels. A class must then have one number at every site."""
 
     @abstractmethod
-    def spent(self, server: Server) -> dict[str, Any] | None:
+    def spent(self, server: Any) -> dict[str, Any] | None:
         """The privacy that the histograms cost each client; None where they are exact."""
 
 
@@ -66,7 +66,7 @@ class Draws(Algorithm):
     """The server keeps synthetic images. They are measured beside the model's own when a run ends."""
 
     @abstractmethod
-    def images(self, server: Server) -> Images | None:
+    def images(self, server: Any) -> Images | None:
         """The images, if there are any by now."""
 
 
@@ -74,7 +74,7 @@ class Averages(Algorithm):
     """The algorithm keeps a moving average of the weights itself. It is evaluated and saved beside the model."""
 
     @abstractmethod
-    def average(self, server: Server) -> Params | None:
+    def average(self, server: Any) -> Params | None:
         """The average, where the solver keeps one."""
 
 
@@ -84,7 +84,7 @@ class StopsEarly(Algorithm):
     early_stop: ClassVar[str]  # the reason, for whoever reads the rehearsal
 
     @abstractmethod
-    def done(self, server: Server) -> bool:
+    def done(self, server: Any) -> bool:
         """Whether to stop now."""
 
 

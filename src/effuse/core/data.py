@@ -5,7 +5,7 @@ import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -61,8 +61,9 @@ class Dataset:
     def rows(self, chosen: Tensor) -> "Dataset":
         """A data set of these rows alone: all columns, in the order given."""
         columns = {name: getattr(self, name) for name in COLUMNS}
-        # each where it lies: labels are real where images are shapes only
-        return dataclasses.replace(self, **{k: None if v is None else v[chosen.to(v.device)] for k, v in columns.items()})
+        # each on its own device: a rehearsal has real labels beside images without values
+        taken: dict[str, Any] = {k: None if v is None else v[chosen.to(v.device)] for k, v in columns.items()}
+        return dataclasses.replace(self, **taken)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -71,7 +72,7 @@ class Dataset:
         for tensor in (self.images, self.labels):
             h.update(f"{tensor.dtype} {tuple(tensor.shape)} {self.peak}\n".encode())
             if not tensor.is_meta:
-                h.update(memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+                h.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return h.hexdigest()
 
     def floats(self, images: Tensor) -> Tensor:

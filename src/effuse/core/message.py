@@ -6,7 +6,7 @@ import itertools
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 from torch import Tensor
 
@@ -14,15 +14,16 @@ from effuse.core.errors import WireError
 from effuse.core.params import Buffers, Params
 from effuse.core.spec import Spec
 
+T = TypeVar("T")
 SCALARS = (bool, int, float, str)
 MESSAGES: dict[str, type] = {}
 
 
 @typing.overload
-def message(cls: type) -> type: ...
+def message(cls: type[T]) -> type[T]: ...
 @typing.overload
-def message(*, name: str) -> Callable[[type], type]: ...
-@dataclass_transform(frozen_default=True, eq_default=False)
+def message(*, name: str) -> Callable[[type[T]], type[T]]: ...
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 def message(cls: type | None = None, *, name: str | None = None) -> Any:
     """Declare a type that may cross the wire or be saved: a frozen dataclass whose annotations are all closed.
 
@@ -30,7 +31,7 @@ def message(cls: type | None = None, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return functools.partial(message, name=name)
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     made.__wire_name__ = name or f"{made.__module__.rpartition('.')[2]}.{made.__qualname__}"
     for field, hint in message_hints(made).items():
         check(hint, f"{made.__qualname__}.{field}")
@@ -41,17 +42,21 @@ def message(cls: type | None = None, *, name: str | None = None) -> Any:
     return made
 
 
-def message_name(cls: type) -> str:
-    """What a message type is called on the wire."""
+def message_name(cls: Any) -> str:
+    """The name of a message type on the wire."""
     return str(cls.__wire_name__)
 
 
 def is_message(cls: Any) -> bool:
-    return isinstance(cls, type) and MESSAGES.get(getattr(cls, "__wire_name__", None)) is cls
+    return isinstance(cls, type) and MESSAGES.get(getattr(cls, "__wire_name__", "")) is cls
+
+
+def message_hints(cls: type) -> dict[str, Any]:
+    return _message_hints(cls)
 
 
 @functools.cache
-def message_hints(cls: type) -> dict[str, Any]:
+def _message_hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 

@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +20,24 @@ from effuse.core.spec import Spec, spec
 
 @spec
 class Arch(Spec, ABC):
-    """A network's shape; `side`, `channels` and `classes` are filled in from the data when left open."""
+    """An architecture; `side`, `channels` and `classes` are filled in from the data when left open."""
 
-    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # part -> prefixes of parameter names; together they match each once
+    if TYPE_CHECKING:  # a subclass may make them class variables, keys or properties
 
-    # parameters (names or prefixes) that `build` sets and nobody trains: they are in no Model, never sent and never saved
+        @property
+        def parts(self) -> Mapping[str, tuple[str, ...]]: ...
+        @property
+        def conditional(self) -> bool: ...
+    else:
+        # part -> prefixes of parameter names; each parameter must match exactly one part
+        parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+        conditional: ClassVar[bool] = False  # whether the network has class embeddings
+
+    # parameters (names or prefixes) that `build` sets and training leaves alone; a Model does not hold them
     frozen: ClassVar[tuple[str, ...]] = ()
-    uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs pruning leaves as wide as they are
-    featured: ClassVar[bool] = False  # its network takes `give=` and so shows its features: a vector per image
-    conditional: ClassVar[bool] = False  # a network with class embeddings makes this a key of its own
-    travels: ClassVar[bool] = True  # whether it may stand in a message: what reads a path of its receiver's may not
+    uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs are not pruned
+    featured: ClassVar[bool] = False  # its network takes `give=` and can return its features, a vector per image
+    travels: ClassVar[bool] = True  # False for an architecture that reads a local path: it may not be sent
 
     side: int | None = None
     channels: int | None = None

@@ -101,7 +101,7 @@ class Params(Mapping[str, Tensor]):
             raise ModelError(f"'{stray[0]}' is not among the {len(self)} tensors it should replace")
         for k, t in other.items():
             _same_shape(k, self._tensors[k], t)
-        return type(self)({k: other[k] if k in other else t for k, t in self._tensors.items()})
+        return type(self)({k: other.get(k, t) for k, t in self._tensors.items()})
 
     def finite(self) -> bool:
         """Whether every value is a number."""
@@ -120,7 +120,7 @@ class Params(Mapping[str, Tensor]):
             if t.is_meta:
                 continue
             t = t.cpu().contiguous()
-            h.update(memoryview(t.reshape(-1).view(torch.uint8).numpy()) if t.numel() else b"")
+            h.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
         return h.hexdigest()
 
     def _through(self, operation: Callable[..., Iterable[Tensor]], *others: Any) -> Self:
@@ -194,7 +194,7 @@ def mean(updates: Iterable[tuple[T, float]]) -> T:
 class Valued(Protocol):
     """A network that knows its values by name (see `core/model.py: Net`)."""
 
-    params: dict[str, nn.Parameter]
+    params: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
 

@@ -111,8 +111,9 @@ class Adam(Solver):
     def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
         # a rate that is a tensor belongs to a recorded step, whose counters must live on the device
         recorded = isinstance(lr, Tensor)
-        options = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
-        return self._kind()(parameters, lr, **options, fused=True, capturable=recorded)
+        make = self._kind()
+        betas, eps, decay = self.betas, self.eps, self.weight_decay
+        return make(parameters, lr, betas=betas, eps=eps, weight_decay=decay, fused=True, capturable=recorded)
 
     def _kind(self) -> type[torch.optim.Adam]:
         return torch.optim.Adam

@@ -56,7 +56,7 @@ def _saved(tensors: list[Tensor], tree: str, marks: Mapping[str, str]) -> bytes:
         _finite_tensor(plain)
         start, end = end, end + plain.nbytes
         header[f"{i:06d}"] = {"dtype": NAMES[plain.dtype], "shape": list(plain.shape), "data_offsets": [start, end]}
-        views.append(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+        views.append(plain.reshape(-1).view(torch.uint8).numpy().data)
     blob = json.dumps(header, separators=(",", ":")).encode()
     blob += b" " * (-len(blob) % 8)  # tensors begin at a multiple of eight
     return b"".join((len(blob).to_bytes(8, "little"), blob, *views))

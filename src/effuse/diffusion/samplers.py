@@ -115,7 +115,7 @@ class Ddim(Scheduled):
         schedule = denoising(task).schedule
         times = quadratic(schedule.steps, self.count(denoising(task)))
         # diffusers knows even spacing only: a short schedule made of the chosen steps is even again
-        short = DDIMScheduler(
+        short: Any = DDIMScheduler(
             num_train_timesteps=len(times), clip_sample=self.clip, prediction_type=PREDICTION_TYPES[denoising(task).target]
         )
         short.alphas_cumprod = schedule.alpha_bar()[times]

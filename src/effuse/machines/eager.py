@@ -1,4 +1,4 @@
-"""Plain PyTorch, one operation after another: the reference for every faster machine, and the only file with `backward()`."""
+"""Plain PyTorch, one operation after another. It is the reference for every faster machine, and alone calls `backward()`."""
 
 import contextlib
 import threading
@@ -39,7 +39,7 @@ class Step:
 
     def __init__(
         self,
-        params: Mapping[str, nn.Parameter],
+        params: Mapping[str, Tensor],
         optimiser: torch.optim.Optimizer,
         work: Work,
         given: Given,
@@ -56,8 +56,8 @@ class Step:
         loss, noted = self.gradient(forward)
         with torch.no_grad():
             if self.total is not None:
-                learnt = [k for k, p in self.params.items() if p.grad is not None]
-                torch._foreach_add_([self.total[k] for k in learnt], [self.params[k].grad for k in learnt])
+                grads = {k: p.grad for k, p in self.params.items() if p.grad is not None}
+                torch._foreach_add_([self.total[k] for k in grads], list(grads.values()))
             if self.updates:
                 self.direct()
                 self.update()
@@ -69,12 +69,12 @@ class Step:
         loss, noted = forward()
         loss.backward()
         if self.uphill is not None:
-            here = climb([p for p in self.params.values() if p.grad is not None], self.uphill)
+            before = climb([p for p in self.params.values() if p.grad is not None], self.uphill)
             self.optimiser.zero_grad(set_to_none=True)
             forward()[0].backward()
             with torch.no_grad():
-                for p, value in here:
-                    p.copy_(value)  # and not minus what was added, which would round
+                for p, value in before:
+                    p.copy_(value)  # subtracting what was added would round
         return loss, noted
 
     def direct(self) -> None:
@@ -94,13 +94,13 @@ class Step:
 
 
 @torch.no_grad()
-def climb(params: list[nn.Parameter], rho: float | Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-    """Move weights by rho along their gradient's direction; returns each with the value it had."""
-    grads = [p.grad for p in params]
+def climb(params: list[Tensor], rho: float | Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Move weights by rho along their gradient; returns each with its value before. Each must have a gradient."""
+    grads = [p.grad for p in params if p.grad is not None]
     norm = torch.stack(torch._foreach_norm(grads)).norm()
-    here = [(p, p.clone()) for p in params]
+    before = [(p, p.clone()) for p in params]
     torch._foreach_add_(params, torch._foreach_mul(grads, rho / (norm + 1e-12)))
-    return here
+    return before
 
 
 class Eager(Machine):
@@ -181,12 +181,12 @@ class Eager(Machine):
                 notes += [] if noted is None else [noted]
                 sizes.append(len(batch.labels))
                 self.meter.trained(len(batch.labels))
-        mean, noted = mean_loss(losses, sizes, work), mean_loss(notes, sizes, work) if notes else None
+        mean, note = mean_loss(losses, sizes, work), mean_loss(notes, sizes, work) if notes else None
         for p in params.values():
             p.grad = None  # a pooled network must not hold a second copy of itself between jobs
         kept = kept_state(optimiser, params) if solver.state == "kept" else None
         gradient = mean_gradient(total, len(sizes))
-        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, gradient, noted), kept
+        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, gradient, note), kept
 
     def _batches(self, work: Work) -> Iterator[Batch]:
         """The batches of a fit, their randomness drawn; always drawn for a full batch, so that padding changes nothing."""

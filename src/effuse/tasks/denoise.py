@@ -67,4 +67,5 @@ class Denoise(Prediction):
     def weight(self, batch: Batch, gamma: float) -> Tensor:
         """min(SNR, gamma) for the error of x0, and what that is for the errors of epsilon and v."""
         snr = (batch.drawn["a"] / batch.drawn["s"]).square().flatten()
-        return snr.clamp(max=gamma) / {"epsilon": snr, "v": snr + 1, "x0": 1}[self.target]
+        per_target: dict[str, Tensor | int] = {"epsilon": snr, "v": snr + 1, "x0": 1}
+        return snr.clamp(max=gamma) / per_target[self.target]
