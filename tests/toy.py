@@ -16,7 +16,7 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.moon import Moon
 from effuse.algorithms.scaffold import Scaffold
-from effuse.core.aggregate import Clipped, Krum, Median, Trimmed, by_weight
+from effuse.core.aggregate import by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
@@ -24,6 +24,7 @@ from effuse.core.message import message
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate, Recipe
+from effuse.core.reducers import Clipped, Krum, Median, Trimmed
 from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Given

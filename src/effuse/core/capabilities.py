@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.algorithm import Algorithm, on_client
 from effuse.core.message import message
 from effuse.core.metric import Images
 from effuse.core.model import Model

@@ -2,7 +2,7 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -48,6 +48,15 @@ class TrainingError(EffuseError):
 
 class RunError(EffuseError):
     """A run folder that cannot be written, read or resumed."""
+
+
+@contextlib.contextmanager
+def located(where: str) -> Iterator[None]:
+    """Prefix a federation error raised within with its place."""
+    try:
+        yield
+    except FederationError as error:
+        raise FederationError(f"{where}: {error}") from None
 
 
 def alike(word: str, known: Iterable[str]) -> str:
