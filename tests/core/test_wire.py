@@ -246,12 +246,12 @@ def test_a_missing_field_is_refused():
 
 
 def test_a_tensor_that_nothing_names_is_refused():
-    with pytest.raises(WireError, match="brings 1 tensors that nothing in it names"):
+    with pytest.raises(WireError, match="has 1 tensors that none of its fields name"):
         decode(forge(named(Other, word="x"), torch.ones(1)), Other)
 
 
 def test_a_tensor_cannot_be_taken_twice():
-    with pytest.raises(WireError, match="taken already"):
+    with pytest.raises(WireError, match="used twice"):
         decode(forge([[0, "a"], [0, "b"]], torch.ones(1)), list[Params])
 
 

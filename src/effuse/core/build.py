@@ -85,7 +85,7 @@ def make(cls: type[Spec], values: dict[str, Any], where: str) -> Any:
 
 
 def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str = "") -> Spec:
-    """Set keys of the spec at a path from text of the grammar. They are set together, since one may be valid only with another."""
+    """Set keys of the spec at a path from text of the grammar, all together: one may be valid only with another."""
     hints = field_hints(type(value))
     for key in path[:1] or sources:
         if key not in hints:

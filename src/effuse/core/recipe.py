@@ -30,7 +30,7 @@ class Evaluate(Spec):
     every: NonNegativeInt = 0  # rounds between evaluations; 0: after the last round only
     grid: NonNegativeInt = 100  # images in the sample grid
     metrics: tuple[Metric, ...] = ()
-    # models that clients own: each one and then their pooled samples, or the pool alone, to which each client draws its share
+    # personal models: each one and then their pooled samples, or the pool alone, to which each client draws its share
     personal: Literal["each", "pooled"] = "each"
 
 
