@@ -23,7 +23,7 @@ ARCH = HandNet(side=1, channels=1, classes=2)
 
 @message
 class Reply:
-    """Everything that can be reduced."""
+    """A reply with every kind of field that can be reduced."""
 
     model: Annotated[Model, by_weight]
     dc: Annotated[Params | None, by_count]
@@ -36,7 +36,7 @@ class Reply:
 
 @spec
 class Declared(Algorithm):
-    """Its jobs are never done: the answers are given by the federation below."""
+    """An algorithm whose jobs never run: the federation below answers them."""
 
     def round(self, server: Server, fed: Federation) -> Server:
         return server
@@ -52,7 +52,7 @@ class Declared(Algorithm):
 
 
 class Scripted(Federation):
-    """Clients whose answers are written down; one that has none is silent."""
+    """A federation with prepared answers; a client without one is silent."""
 
     def __init__(self, answers: dict[int, Any], clients: int = 5, wire: str = "fp32") -> None:
         super().__init__(Declared(), range(clients), Workbench(Hollow(), Denoise(), 1), 0, wire)
@@ -86,9 +86,10 @@ def reduced(answers: list[Reply], **options: Any) -> Reduced:
     return fed.mean(Declared().train, range(len(answers)), model=model(0.0), **options)
 
 
-def w(found: Any) -> float:
-    return found.value.model.params["w"].item()
+def w(result: Any) -> float:
+    return result.value.model.params["w"].item()
 
 
 def earlier(w: float, weight: float) -> Reduced:
+    """An earlier result for a mean to continue from."""
     return Reduced(SimpleNamespace(model=model(w)), weight)

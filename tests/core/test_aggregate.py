@@ -1,4 +1,4 @@
-"""The weighted mean by hand: one weight, one to five clients; and the fields that a reply declares."""
+"""The weighted mean and the declared fields of a reply, with numbers computed by hand."""
 
 import gc
 import weakref
@@ -15,46 +15,52 @@ from effuse.core.reducers import Clipped
 from effuse.core.wire import decode, encode
 
 
-def test_a_model_is_weighed_and_a_difference_is_counted():
-    """Weights 3 and 1: the model is (3 x 1 + 5) / 4 = 2, the difference (2 + 4) / 2 = 3. Counters take their maximum, running
-    means are weighed: (3 x 0 + 8) / 4 = 2."""
-    found = reduced([reply(1.0, 3.0, dc=params(2.0), counter=7), reply(5.0, 1.0, dc=params(4.0), counter=4, running=8.0)])
-    assert w(found) == 2.0 and found.value.dc["p0"] == 3.0
-    assert found.value.model.buffers["n"] == 7 and found.value.model.buffers["mean"] == 2.0
-    assert found.weight == 4.0 and found.heard == (0, 1)
+def test_a_model_is_averaged_by_weight_and_a_difference_by_count():
+    """Weights 3 and 1: the model is (3 x 1 + 5) / 4 = 2, the difference (2 + 4) / 2 = 3.
+
+    Counters take their maximum. Running means are averaged by weight: (3 x 0 + 8) / 4 = 2.
+    """
+    result = reduced([reply(1.0, 3.0, dc=params(2.0), counter=7), reply(5.0, 1.0, dc=params(4.0), counter=4, running=8.0)])
+    assert w(result) == 2.0 and result.value.dc["p0"] == 3.0
+    assert result.value.model.buffers["n"] == 7 and result.value.model.buffers["mean"] == 2.0
+    assert result.weight == 4.0 and result.heard == (0, 1)
 
 
 def test_numbers_that_are_missing_do_not_count():
-    """By count (1 + 4) / 2 = 2.5; by weight (3 x 1 + 1 x 5) / 4 = 2. Where nobody tells a number there is none."""
+    """By count (1 + 4) / 2 = 2.5; by weight (3 x 1 + 1 x 5) / 4 = 2. Without any number the mean is None."""
     answers = [reply(0.0, 3.0, contrast=1.0, score=1.0), reply(0.0, 9.0), reply(0.0, 1.0, contrast=4.0, score=5.0)]
-    found = reduced(answers)
-    assert found.value.contrast == 2.5 and found.value.score == 2.0 and found.value.dc is None
+    result = reduced(answers)
+    assert result.value.contrast == 2.5 and result.value.score == 2.0 and result.value.dc is None
     assert reduced(answers[1:2]).value.contrast is None
 
 
-def test_a_part_is_averaged_over_those_who_brought_it():
-    """Both bring a: (3 x 1 + 1 x 5) / 4 = 2; the second alone brings b."""
-    found = reduced([reply(0.0, 3.0, parts={"a": params(1.0)}), reply(0.0, 1.0, parts={"a": params(5.0), "b": params(7.0)})])
-    assert {k: p["p0"].item() for k, p in found.value.parts.items()} == {"a": 2.0, "b": 7.0}
+def test_a_part_is_averaged_over_the_clients_that_sent_it():
+    """Both send a: (3 x 1 + 1 x 5) / 4 = 2. Only the second sends b."""
+    result = reduced(
+        [reply(0.0, 3.0, parts={"a": params(1.0)}), reply(0.0, 1.0, parts={"a": params(5.0), "b": params(7.0)})]
+    )
+    assert {k: p["p0"].item() for k, p in result.value.parts.items()} == {"a": 2.0, "b": 7.0}
 
 
 def test_the_servers_own_weights():
-    """Weights 1, 0 and 3 in place of the clients': (1 x 1 + 3 x 9) / 4 = 7. Client 1 is heard and not added."""
-    found = reduced([reply(1.0), reply(100.0), reply(9.0)], weight={0: 1.0, 1: 0.0, 2: 3.0})
-    assert w(found) == 7.0 and found.weight == 4.0 and found.heard == (0, 1, 2)
+    """Weights 1, 0 and 3 in place of the clients': (1 x 1 + 3 x 9) / 4 = 7. Client 1 is heard but not added."""
+    result = reduced([reply(1.0), reply(100.0), reply(9.0)], weight={0: 1.0, 1: 0.0, 2: 3.0})
+    assert w(result) == 7.0 and result.weight == 4.0 and result.heard == (0, 1, 2)
     with pytest.raises(ModelError, match="there is nothing to average"):
         reduced([reply(1.0)], weight={0: 0.0})
     with pytest.raises(FederationError, match="round -1, job 'train': weight has no entry for client 1"):
         reduced([reply(1.0), reply(1.0)], weight={0: 1.0})
 
 
-def test_groups_and_where_their_means_begin():
-    """Group a goes on from 2, of weight 6, with 10 of weight 2: (6 x 2 + 2 x 10) / 8 = 4. Group b begins: (1 + 3) / 2 = 2. Nobody
-    of group c answers, and what it began with stays."""
+def test_each_group_has_its_own_mean_and_start():
+    """Group a continues from 2, of weight 6, with 10 of weight 2: (6 x 2 + 2 x 10) / 8 = 4. Group b has (1 + 3) / 2 = 2.
+
+    No client of group c answers, so its start is its result.
+    """
     fed = Scripted({0: reply(10.0, 2.0), 1: reply(1.0), 3: reply(3.0)})
     start = {"a": earlier(2.0, 6.0), "c": earlier(5.0, 1.0)}
-    found = fed.mean(Declared().train, [0, 1, 2, 3], group={0: "a", 1: "b", 2: "c", 3: "b"}, start=start, model=model(0.0))
-    assert {g: (w(f), f.weight, f.heard) for g, f in found.items()} == {
+    result = fed.mean(Declared().train, [0, 1, 2, 3], group={0: "a", 1: "b", 2: "c", 3: "b"}, start=start, model=model(0.0))
+    assert {g: (w(f), f.weight, f.heard) for g, f in result.items()} == {
         "a": (4.0, 8.0, (0,)),
         "b": (2.0, 2.0, (1, 3)),
         "c": (5.0, 1.0, ()),
@@ -62,15 +68,15 @@ def test_groups_and_where_their_means_begin():
     assert fed.mean(Declared().train, [2], group={2: "d"}, model=model(0.0))["d"].value.model is None
 
 
-def test_who_is_silent_is_not_heard():
+def test_a_silent_client_is_not_heard():
     fed = Scripted({0: reply(1.0), 2: reply(3.0)})
-    found = fed.mean(Declared().train, [0, 1, 2], model=model(0.0))
-    assert found.heard == (0, 2) and w(found) == 2.0
+    result = fed.mean(Declared().train, [0, 1, 2], model=model(0.0))
+    assert result.heard == (0, 2) and w(result) == 2.0
     with pytest.raises(ModelError, match="there is nothing to average: no client answered"):
         fed.mean(Declared().train, [1], model=model(0.0))
 
 
-def test_a_weight_of_nought_in_a_reply_is_an_error():
+def test_a_weight_of_zero_in_a_reply_is_an_error():
     with pytest.raises(ModelError, match="an update has weight 0"):
         reduced([reply(1.0, 0.0)])
 
@@ -82,7 +88,7 @@ def test_a_reply_must_say_how_it_is_reduced():
 
 @pytest.mark.parametrize("by", [Average(), Clipped(norm=1.0)])
 def test_one_reply_is_in_memory_at_a_time(by):
-    """When the next reply is made, the one before it is gone; only of the first, the running mean may hold the model."""
+    """When a reply is made, the one before it must have been freed."""
     live: list[weakref.ref] = []
     seen: list[int] = []
 
@@ -98,7 +104,7 @@ def test_one_reply_is_in_memory_at_a_time(by):
     assert seen == [0] * 5 and fed.held == 0
 
 
-def test_the_wire_does_not_see_how_a_field_is_reduced():
+def test_the_wire_ignores_how_a_field_is_reduced():
     assert message_hints(Update)["model"] is Model and reduced_fields(Update) == {"model": by_weight}
     update = Update(model(2.0), 3.0, 0.5)
     assert decode(encode(update, Update), Update).model.params["w"] == 2.0

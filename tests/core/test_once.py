@@ -1,12 +1,15 @@
-"""Arguments that are sent once: until a reply to them is accepted, and not again."""
+"""Arguments that are sent once: repeated until a reply to them is accepted, and then no more."""
 
 from replies import Declared, Scripted, reply
 
 
 def test_once_is_sent_until_a_reply_to_it_is_accepted():
-    """Client 1 does not answer at first, so it alone is sent the guide a second time."""
+    """Client 1 does not answer at first, so only it is sent the guide a second time."""
     fed = Scripted({0: reply(1.0), 2: reply(1.0)})
-    ask = lambda clients: list(fed.ask(Declared().guided, clients, guide="", note=None, once={"guide": "go"}))  # noqa: E731
+
+    def ask(clients: list[int]) -> None:
+        list(fed.ask(Declared().guided, clients, guide="", note=None, once={"guide": "go"}))
+
     ask([0, 1])
     assert {k: m.guide for k, m in fed.sent.items()} == {0: "go", 1: "go"} and fed.has("guide") == {0}
     assert fed.sent[0] is fed.sent[1], "one message, which is encoded once"
@@ -17,11 +20,10 @@ def test_once_is_sent_until_a_reply_to_it_is_accepted():
     assert {m.guide for m in fed.sent.values()} == {""} and fed.has("note") == set()
 
 
-def test_once_may_differ_by_client_and_adds_what_is_not_there():
+def test_once_may_differ_by_client_and_may_add_arguments():
     fed = Scripted(dict.fromkeys(range(3), reply(1.0)))
-    fed.mean(
-        Declared().guided, {k: {"guide": "all"} for k in range(3)}, note=None, once={0: {"note": "a"}, 1: {"note": "b"}}
-    )
+    notes = {0: {"note": "a"}, 1: {"note": "b"}}
+    fed.mean(Declared().guided, {k: {"guide": "all"} for k in range(3)}, note=None, once=notes)
     assert [fed.sent[k].note for k in range(3)] == ["a", "b", None] and fed.has("note") == {0, 1}
     list(fed.ask(Declared().guided, [2], guide="all", once={2: {"note": "c"}}))
     assert fed.sent[2].note == "c" and fed.has("note") == {0, 1, 2}
@@ -37,7 +39,7 @@ def test_equal_messages_are_one():
     assert len({id(m) for m in fed.sent.values()}) == 3
 
 
-def test_what_was_sent_once_comes_back_from_a_checkpoint():
+def test_receipts_are_restored_from_a_checkpoint():
     fed = Scripted({})
     fed.restore({0: "1_0"}, {"guide": (0, 2)})
     assert fed.has("guide") == {0, 2} and fed.snapshots == fed.durable == {0: "1_0"}

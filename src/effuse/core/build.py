@@ -97,7 +97,7 @@ def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str
     inner = getattr(value, key)
     if not isinstance(inner, Spec):
         wanted = ".".join([*path, next(iter(sources))])
-        raise RecipeError(f"{place}: {inner!r} has no keys of its own, so '{wanted}' leads nowhere")
+        raise RecipeError(f"{place}: {inner!r} has no keys of its own, so '{wanted}' does not exist")
     return with_values(value, where, **{key: replace(inner, path[1:], sources, place)})
 
 

@@ -62,7 +62,7 @@ class Scheduled(Sampler):
             total = task.schedule.steps
             raise RecipeError(
                 f"sampler: its first step is at {int(times.max())} of {total}, where training images keep {signal:.0%} of "
-                f"their amplitude, but sampling starts from pure noise; use a number of steps that divides {total}, more steps, "
+                f"their amplitude, but sampling starts from pure noise; use steps that divide {total}, more of them, "
                 "uniform spacing, or dpm_solver()"
             )
 
