@@ -44,7 +44,7 @@ def test_the_median_is_by_coordinate_and_includes_parts_and_running_means():
 
 
 def test_a_trimmed_mean():
-    """Of 1 2 3 4 100, a share of 0.2 drops one at either end: (2 + 3 + 4) / 3 = 3. 0.4 drops two, 0.39 (1.95 of five) one."""
+    """Of 1 2 3 4 100, a share of 0.2 drops one at either end: (2 + 3 + 4) / 3 = 3. 0.39 drops one too (1.95), 0.4 two."""
     answers = [reply(v) for v in (100.0, 1.0, 3.0, 2.0, 4.0)]
     for share, middle in ((0.2, 3.0), (0.39, 3.0), (0.4, 3.0)):
         assert w(reduced(answers, by=Trimmed(share=share))) == middle
@@ -111,7 +111,10 @@ def test_the_bytes_of_held_replies_are_counted():
 
 
 def test_clipped():
-    """Sent 1; replies 1.5 and 5 differ by 0.5 and 4. At norm 1 the second becomes 2: (3 x 1.5 + 2) / 4 = 1.625. Buffers stay."""
+    """Sent 1; the replies 1.5 and 5 differ by 0.5 and 4. At norm 1 the second becomes 2: (3 x 1.5 + 2) / 4 = 1.625.
+
+    Buffers are not clipped.
+    """
     fed = Scripted({0: reply(1.5, 3.0), 1: reply(5.0, 1.0, running=8.0)})
     result = fed.mean(Declared().train, [0, 1], by=Clipped(norm=1.0), model=model(1.0))
     assert w(result) == 1.625 and result.value.model.buffers["mean"] == 2.0

@@ -36,7 +36,7 @@ def registry(base: type[Spec]) -> dict[str, type[Spec]]:
             continue
         if "__dataclass_fields__" not in vars(cls) and (keys := _own_keys(cls)):
             place, ignored = f"{cls.__module__}: write @spec above class {cls.__qualname__}", ", ".join(keys)
-            raise RecipeError(f"{place}; without it, what it says of {ignored} is ignored")
+            raise RecipeError(f"{place}; without it, its keys are ignored: {ignored}")
         other = known.setdefault(plain(cls.name), cls)
         if other is not cls and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RecipeError(f"two {base.__name__}s are called '{cls.name}': {other.__module__} and {cls.__module__}")
