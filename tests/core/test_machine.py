@@ -199,7 +199,7 @@ def test_restored_moments_are_on_the_device_of_the_parameters():
 def test_moments_of_another_network_are_refused(full, n):
     """Adam would broadcast their shapes."""
     weight = nn.Parameter(torch.ones(2))
-    with pytest.raises(ModelError, match=rf"kept moments '{full}', \({n},\), are of another network"):
+    with pytest.raises(ModelError, match=rf"moments '{full}', \({n},\), are of another network"):
         restore(torch.optim.Adam([weight], 0.1), {"w": weight}, Params({"step/w": torch.tensor(3.0), full: torch.ones(n)}))
 
 

@@ -11,8 +11,8 @@ ROOMS = {*SPEC_PACKAGES, "recipes"} - {"core"}  # packages in which users may ha
 
 def culprit(error: BaseException) -> str:
     """The lines of an error's traceback that are in user files, or else in packages of specs; empty where there are none."""
-    if found := getattr(error, "culprit", ""):  # set in the process that raised it
-        return str(found)
+    if known := getattr(error, "culprit", ""):  # set in the process that raised it
+        return str(known)
     in_effuse, outside = {}, {}
     for frame, line in traceback.walk_tb(error.__traceback__):
         package, _, module = str(frame.f_globals.get("__name__")).partition(".")

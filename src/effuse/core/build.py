@@ -101,19 +101,19 @@ def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str
     return with_values(value, where, **{key: replace(inner, path[1:], sources, place)})
 
 
-def fallen_back(before: Spec, after: Spec, where: str = "") -> list[str]:
+def reset_keys(before: Spec, after: Spec, where: str = "") -> list[str]:
     """The keys that `before` had set and that its replacement `after` leaves at their defaults."""
-    found: list[str] = []
+    reset: list[str] = []
     defaults = [{f.name: f.default for f in dataclasses.fields(s)} for s in (before, after)]
     for key in field_hints(type(after)):
         was, now = getattr(before, key, None), getattr(after, key)
         if was == now or key not in defaults[0]:
             continue
         if isinstance(was, Spec) and isinstance(now, Spec) and now != defaults[1][key]:
-            found += fallen_back(was, now, _below(where, key))
+            reset += reset_keys(was, now, _below(where, key))
         elif now == defaults[1][key] and was != defaults[0][key]:
-            found.append(f"{_below(where, key)}={text(now, full=False)} (was {text(was, full=False)})")
-    return found
+            reset.append(f"{_below(where, key)}={text(now, full=False)} (was {text(was, full=False)})")
+    return reset
 
 
 def _below(where: str, key: str) -> str:

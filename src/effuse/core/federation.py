@@ -195,7 +195,7 @@ class Federation(ABC):
         what = job_of(self.algorithm, job.__name__)
         orders: dict[int, Order] = {}
         sent: dict[int, Any] = {}
-        made: dict[Any, Any] = {}  # one message for equal arguments, so that a broadcast is encoded once
+        made: dict[Any, Any] = {}  # one message for equal arguments, so that it is encoded once
         carried: dict[int, set[str]] = {}  # arguments sent once; received when the reply is accepted
         for client, own in messages.items():
             if client not in self._known:
@@ -226,7 +226,7 @@ class Federation(ABC):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Charge what is asked within to the evaluation column, with random numbers of its own."""
+        """Charge what is asked within to the evaluation column, with its own random numbers."""
         before = self.t, self._call
         self._column, self.t, self._call = EVALUATION, EVALUATION_T, 0
         try:

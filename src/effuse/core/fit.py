@@ -109,11 +109,11 @@ def kept_state(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor]) -
     return Params(moments)
 
 
-def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Params) -> None:
+def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], moments: Params) -> None:
     """Restore an optimiser's moments."""
-    for full, value in kept.items():
+    for full, value in moments.items():
         key, _, name = full.partition("/")
         if name not in params or (value.dim() and value.shape != params[name].shape):  # Adam would broadcast other shapes
-            raise ModelError(f"the kept moments '{full}', {tuple(value.shape)}, are of another network")
+            raise ModelError(f"the optimiser's moments '{full}', {tuple(value.shape)}, are of another network")
         # the step count, too, must be on the device of a fused optimiser
         optimiser.state[params[name]][key] = value.to(params[name].device, copy=True)

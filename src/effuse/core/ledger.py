@@ -27,7 +27,7 @@ def size_of(message: Any, wire: str) -> tuple[int, int]:
     for item in each_params(message):
         for tensor in item.tensors if isinstance(item, Params) else [item]:
             narrow = (
-                wire == "bf16" and isinstance(item, Params) and tensor.element_size() == 4 and tensor.is_floating_point()
+                wire == "bf16" and isinstance(item, Params) and tensor.dtype.itemsize == 4 and tensor.is_floating_point()
             )
             size += tensor.numel() * (2 if narrow else tensor.element_size())
         if isinstance(item, Params) and item.counted:

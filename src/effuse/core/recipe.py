@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from effuse.core.algorithm import Algorithm
-from effuse.core.build import build_text, fallen_back, make, replace, with_values
+from effuse.core.build import build_text, reset_keys, make, replace, with_values
 from effuse.core.data import Dataset, Partition, Shard, Source
 from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
@@ -30,8 +30,7 @@ class Evaluate(Spec):
     every: NonNegativeInt = 0  # rounds between evaluations; 0: after the last round only
     grid: NonNegativeInt = 100  # images in the sample grid
     metrics: tuple[Metric, ...] = ()
-    # personal models: each one and then their pooled samples, or the pool alone, to which each client draws its share
-    personal: Literal["each", "pooled"] = "each"
+    personal: Literal["each", "pooled"] = "each"  # clients' models: each one and their pooled samples, or the pool only
 
 
 @spec
@@ -51,10 +50,8 @@ class Recipe(Spec):
     wire: Literal["fp32", "bf16"] = "fp32"
     seed: NonNegativeInt = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 2  # of a CPU; never the core count: thread count changes float sums
-    # eager is the reference: one client at a time, on all threads
-    speed: Literal["auto", "eager", "graph", "compile"] = "auto"
-    # repeats to the bit: deployed sites mix no secret into their randomness, and a GPU's kernels are not chosen by trial
-    reproducible: bool = False
+    speed: Literal["auto", "eager", "graph", "compile"] = "auto"  # eager is the reference: one client at a time
+    reproducible: bool = False  # repeats to the bit: sites mix no secret into random streams, GPU kernels are not tuned
 
     def changed(self, settings: list[str]) -> "Recipe":
         """This recipe with `KEY=VALUE` settings applied in order. Adjacent settings of one spec are applied together."""
@@ -70,7 +67,7 @@ class Recipe(Spec):
         for path in paths:
             before, after = _at(self, path), _at(changed, path)
             within = any(path[:n] in paths for n in range(1, len(path)))  # reported with the spec that it is a part of
-            if isinstance(before, Spec) and isinstance(after, Spec) and not within and (lost := fallen_back(before, after)):
+            if isinstance(before, Spec) and isinstance(after, Spec) and not within and (lost := reset_keys(before, after)):
                 sentences.append(f"{'.'.join(path)} was set as a whole, so these are at their defaults: {', '.join(lost)}")
         return sentences
 

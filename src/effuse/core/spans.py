@@ -44,9 +44,8 @@ class Profile:
         self.dropped = 0
         self.began = self._last = time.perf_counter()
         self.total = 0.0
-        self._open: dict[int, list[tuple[str, float]]] = defaultdict(
-            list
-        )  # the open spans of each thread, the innermost last
+        # the open spans of each thread, the innermost last
+        self._open: dict[int, list[tuple[str, float]]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def enter(self, name: str) -> None:

@@ -30,9 +30,7 @@ class Scale:
     """How much of a table's protocol is run: all of it, or what a small machine can do in minutes."""
 
     settings: tuple[str, ...] = ()  # applied after the cell's own
-    factors: Mapping[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # factors on countable keys, where a recipe has them
+    factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # on countable keys, where a recipe has them
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)  # metrics that replace the table's
     comparable: bool = True  # whether results may be compared with the printed numbers
     told: str = ""  # the words for it in the table's title
@@ -45,9 +43,8 @@ class Table:
     title: str
     cells: tuple[Cell, ...]
     repeats: str | None = None  # a label, such as seed, over whose values the mean is also reported
-    against: tuple[str, str] | None = (
-        None  # (label, value): means also report their difference to that row, repeat by repeat
-    )
+    # (label, value): means also report their difference to that row, repeat by repeat
+    against: tuple[str, str] | None = None
     also: tuple[str, ...] = ()  # metrics that are also shown, for which nothing was printed
     scales: Mapping[str, Scale] = dataclasses.field(default_factory=lambda: {"paper": Scale()})
     rehearsed: bool = False  # `check` computes its numbers from the recipes, without training
