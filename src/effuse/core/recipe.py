@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from effuse.core.algorithm import Algorithm
-from effuse.core.build import build_text, reset_keys, make, replace, with_values
+from effuse.core.build import build_text, make, replace, reset_keys, with_values
 from effuse.core.data import Dataset, Partition, Shard, Source
 from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
