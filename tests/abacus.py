@@ -1,4 +1,4 @@
-"""Specs of the tests' own."""
+"""Specs for tests."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ class Abacus(Spec):
 
 @spec
 class AbacusOfClay(Abacus):
-    """Keys of its own come before those it inherits."""
+    """A spec with its own and inherited keys."""
 
     clay: int = 1
     glaze: int = 2

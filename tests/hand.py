@@ -1,4 +1,4 @@
-"""A federation of two clients and one weight, for tests worked by hand."""
+"""A federation of two clients and one weight, for tests with numbers computed by hand."""
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class HandImages(Source):
 
 @spec
 class HandSplit(Partition):
-    """Client 0 holds the white ones, client 1 the black one."""
+    """Client 0 has the white images, client 1 the black one."""
 
     def split(self, dataset: Dataset, clients: int, seed: int) -> list[np.ndarray]:
         return [np.array([0, 1, 2]), np.array([3])]
@@ -42,7 +42,7 @@ class OneWeight(nn.Module):
 
 @spec
 class HandNet(Arch):
-    """One weight, starting at nought."""
+    """One weight, initially zero."""
 
     def build(self) -> nn.Module:
         return OneWeight()
@@ -63,17 +63,17 @@ class HandTask(Task):
 
 
 def one_weight_recipe(algorithm, **changes) -> Recipe:
-    values = dict(
-        data=HandImages(),
-        clients=2,
-        partition=HandSplit(),
-        model=HandNet(),
-        task=HandTask(),
-        algorithm=algorithm,
-        rounds=1,
-        evaluate=Evaluate(grid=0),
-        threads=1,
-    )
+    values = {
+        "data": HandImages(),
+        "clients": 2,
+        "partition": HandSplit(),
+        "model": HandNet(),
+        "task": HandTask(),
+        "algorithm": algorithm,
+        "rounds": 1,
+        "evaluate": Evaluate(grid=0),
+        "threads": 1,
+    }
     return Recipe(**(values | changes))
 
 

@@ -1,4 +1,4 @@
-"""Messages of the tests' own."""
+"""Messages for tests."""
 
 from typing import Any, Literal
 
@@ -54,27 +54,27 @@ def leaf(value: float = 0.5) -> Leaf:
 
 
 def everything(**changes: Any) -> Everything:
-    values: dict[str, Any] = dict(
-        flag=True,
-        count=2**62,
-        share=0.1,
-        word='quotes " and \\ and ü \u2028',
-        choice="b",
-        maybe=None,
-        number=3,
-        either=Other("x"),
-        params=Params({"z": torch.ones(2, 3), "a": torch.tensor(7.0), "m": torch.zeros(0)}),
-        buffers=Buffers({"n": torch.tensor(5), "mean": torch.tensor([0.25])}),
-        tensor=torch.arange(4, dtype=torch.uint8),
-        nothing=None,
-        solver=Adam(lr=0.1, steps=3, schedule=CosineDecay(floor=0.5)),
-        leaf=leaf(),
-        by_client={7: leaf(1.0), -1: leaf(2.0)},
-        by_name={"": [1.0], "x": []},
-        pair=(4, "four"),
-        sizes=(3, 1, 2),
-        rows=[("p", Params({"w": torch.ones(1)})), ("q", None)],
-    )
+    values: dict[str, Any] = {
+        "flag": True,
+        "count": 2**62,
+        "share": 0.1,
+        "word": 'quotes " and \\ and ü \u2028',
+        "choice": "b",
+        "maybe": None,
+        "number": 3,
+        "either": Other("x"),
+        "params": Params({"z": torch.ones(2, 3), "a": torch.tensor(7.0), "m": torch.zeros(0)}),
+        "buffers": Buffers({"n": torch.tensor(5), "mean": torch.tensor([0.25])}),
+        "tensor": torch.arange(4, dtype=torch.uint8),
+        "nothing": None,
+        "solver": Adam(lr=0.1, steps=3, schedule=CosineDecay(floor=0.5)),
+        "leaf": leaf(),
+        "by_client": {7: leaf(1.0), -1: leaf(2.0)},
+        "by_name": {"": [1.0], "x": []},
+        "pair": (4, "four"),
+        "sizes": (3, 1, 2),
+        "rows": [("p", Params({"w": torch.ones(1)})), ("q", None)],
+    }
     return Everything(**values | changes)
 
 

@@ -1,4 +1,4 @@
-"""Networks of one weight, whose every step can be worked out by hand, and places to train them."""
+"""Networks of one weight, whose training steps can be computed by hand, and workbenches to train them."""
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ WHERE = "round 3, client 7, job 'train'"
 
 
 class OneWeight(nn.Module):
-    """f(x) = w x + v, where v stays at nought unless a test wants it."""
+    """f(x) = w x + v, where v stays at zero in most tests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class CoreNormed(Arch):
 
 @spec
 class CoreTarget(Task):
-    """The output should be 3; draws one number an image, which the loss ignores unless `noisy`."""
+    """The target output is 3. One random number per image is drawn; the loss uses it only if `noisy`."""
 
     noisy: bool = False
 
@@ -74,7 +74,7 @@ class CoreTarget(Task):
 
 @spec
 class CoreNoise(Sampler):
-    """Draws pure noise, and evaluates the network twice to show in which mode it is."""
+    """Returns pure noise, after two evaluations of the network."""
 
     batch: int = 2
 
@@ -104,7 +104,7 @@ def model_of(w: float = 0.0, v: float = 0.0, **arch: float) -> Model:
 
 
 def only_w(grads, params, given):
-    """A direction that leaves v alone."""
+    """A direction that does not change v."""
     return {"w": grads["w"], "v": torch.zeros_like(grads["v"])}
 
 
@@ -113,16 +113,16 @@ def machine() -> Eager:
 
 
 def work_of(solver: Solver, shard: Shard = ONE, task: Task | None = None, **rest) -> Work:
-    values = dict(
-        solver=solver,
-        task=task or CoreTarget(),
-        shard=shard,
-        lr=solver.lr,
-        stream=HERE,
-        place=7,
-        where=WHERE,
-        direction=only_w,
-    )
+    values = {
+        "solver": solver,
+        "task": task or CoreTarget(),
+        "shard": shard,
+        "lr": solver.lr,
+        "stream": HERE,
+        "place": 7,
+        "where": WHERE,
+        "direction": only_w,
+    }
     return Work(**values | rest)
 
 

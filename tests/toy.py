@@ -1,4 +1,4 @@
-"""A whole federation small enough to run in milliseconds, with algorithms that try what real ones might."""
+"""A whole federation that runs in milliseconds, and toy algorithms that use features which few real ones use."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.moon import Moon
 from effuse.algorithms.scaffold import Scaffold
-from effuse.core.aggregate import Clipped, Krum, Median, Trimmed, by_weight
+from effuse.core.aggregate import by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.federation import Federation
@@ -24,6 +24,7 @@ from effuse.core.message import message
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate, Recipe
+from effuse.core.reducers import Clipped, Krum, Median, Trimmed
 from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Given
@@ -41,7 +42,7 @@ from effuse.tasks.schedules import Linear
 
 @spec
 class ToyImages(Source):
-    """Flat grey squares of one grey per class."""
+    """Uniform grey squares: one brightness per class, with small variations."""
 
     n: int = 40
     side: int = 4
@@ -99,7 +100,7 @@ class Diary:
 
 @spec
 class ToyStateful(FedAvg):
-    """Keeps a running average of its own models and counts its visits; applying either twice changes the result."""
+    """Clients store an average of their own models and count their visits. Applying a job twice changes both."""
 
     @on_client
     def train(self, client: Client, model: Model) -> Update:
@@ -120,7 +121,7 @@ class Size:
 
 @spec
 class ToyAsksTwice(Algorithm):
-    """First asks for sizes, then trains with weights made of them; draws randomness of its own in between."""
+    """Asks for the clients' sizes, draws a random number at the server, then trains with weights computed from both."""
 
     local: Solver
     cohort: int | None = None
@@ -129,7 +130,7 @@ class ToyAsksTwice(Algorithm):
         cohort = fed.sample(self.cohort)
         sizes = {k: answer.weight for k, answer in fed.ask(self.count, cohort)}
         scale = float(fed.workbench.stream("scale").numpy().uniform(0.5, 1.5))
-        messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in sizes}  # those who answered
+        messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in sizes}  # the clients that answered
         return Server(fed.mean(self.train, messages).value.model)
 
     @on_client
@@ -164,7 +165,7 @@ class ToyScores(Arch):
 
 @message(name="toy.both")
 class Both(Server):
-    """A denoiser, which is delivered, and a classifier beside it."""
+    """A denoiser, which is delivered, and a classifier."""
 
     scores: Model
 
@@ -178,7 +179,7 @@ class Pair:
 
 
 def guided_by_scores(net: Net, batch: Batch, given: Given) -> Tensor:
-    """The task's loss, and how far what a frozen classifier makes of the batch is from what it made of it before."""
+    """The task's loss, and the distance between a frozen classifier's outputs and those stored in a column."""
     drift = (given["scores"](batch.x) - batch.columns["scores"]).square().mean(1)
     return batch.task.loss(net, batch) + given["pull"] * batch.mean(drift)
 
@@ -189,7 +190,7 @@ def scored(net: Net, batch: Batch, given: Given) -> Tensor:
 
 @spec
 class ToyTwoTasks(Algorithm):
-    """In one job a classifier and a denoiser by one kind of solver with kept moments, and columns made of a forward pass."""
+    """One job that trains a classifier and a denoiser with the same solver, and computes columns by a forward pass."""
 
     local: Solver
     pull: float = 0.0
@@ -213,16 +214,16 @@ class ToyTwoTasks(Algorithm):
 
 
 def held_to_average(net: Net, batch: Batch, given: Given) -> Tensor:
-    """The task's loss, and how far the network's features are from those of the moving average of its weights."""
+    """The task's loss, and the distance between the network's features and those of its averaged weights."""
     inputs = batch.task.inputs(batch)
     with torch.no_grad():
-        wanted = net(*inputs, give="features", params=given["average"])
-    return batch.task.loss(net, batch) + 0.1 * batch.mean((net(*inputs, give="features") - wanted).square().mean(1))
+        target = net(*inputs, give="features", params=given["average"])
+    return batch.task.loss(net, batch) + 0.1 * batch.mean((net(*inputs, give="features") - target).square().mean(1))
 
 
 @spec
 class ToyAveraging(Algorithm):
-    """Clients step beside a moving average of their own weights, and tell how steep the loss is where they end."""
+    """Clients train towards a moving average of their weights, and use the gradient at their final weights."""
 
     local: Solver
 
@@ -234,13 +235,13 @@ class ToyAveraging(Algorithm):
         net = client.load(model)
         fit = client.fit(net, self.local, client.data, loss=held_to_average, average=client.state.get("average"))
         client.state["average"] = fit.average
-        steep = client.gradient(net, client.data, batch=self.local.batch)
-        return Update(model.holding(client.unload(net).params - 1e-3 * steep), float(client.size), fit.loss)
+        gradient = client.gradient(net, client.data, batch=self.local.batch)
+        return Update(model.holding(client.unload(net).params - 1e-3 * gradient), float(client.size), fit.loss)
 
 
 @message
 class Pulled(Server):
-    """The global model, and the mean of what clients know of the guide."""
+    """The global model, and the mean of the guides that clients have stored."""
 
     known: Params
 
@@ -257,7 +258,7 @@ def pulled(grads, params, given):
 
 @spec
 class ToyGuided(FedAvg):
-    """Clients are drawn to a guide that each is sent once; it is another one in every round."""
+    """Clients train towards a guide. Each client is sent one guide, once; every round has another guide."""
 
     def setup(self, model: Model, fed: Federation) -> Server:
         return Pulled(model, known=model.params.zeros())
@@ -280,7 +281,7 @@ class ToyGuided(FedAvg):
 
 @spec
 class ToyScribbler(FedAvg):
-    """Writes on the model it was lent, in one of three ways."""
+    """Writes into the model that it received, in one of three ways."""
 
     how: str = "in place"
 
@@ -298,7 +299,7 @@ class ToyScribbler(FedAvg):
 
 @spec
 class ToyServerScribbler(FedAvg):
-    """Averages into the state it was handed instead of a new one."""
+    """Averages into the server's state in place instead of returning a new one."""
 
     def round(self, server: Server, fed: Federation) -> Server:
         for _, update in fed.ask(self.train, fed.clients, model=server.model):
@@ -308,7 +309,7 @@ class ToyServerScribbler(FedAvg):
 
 @spec
 class ToyForgetful(FedAvg):
-    """Asks everyone and takes one answer."""
+    """Asks all clients and consumes only one answer."""
 
     def round(self, server: Server, fed: Federation) -> Server:
         answers = fed.ask(self.train, fed.clients, model=server.model)
@@ -316,18 +317,18 @@ class ToyForgetful(FedAvg):
 
 
 def toy_recipe(**changes) -> Recipe:
-    """Three clients, two rounds, no pictures."""
-    values = dict(
-        data=ToyImages(),
-        clients=3,
-        partition=Iid(),
-        model=ToyUnet(),
-        task=Denoise(schedule=Linear(steps=25)),
-        algorithm=FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1)),
-        rounds=2,
-        evaluate=Evaluate(grid=0),
-        threads=1,
-    )
+    """Three clients, two rounds, no sample grid."""
+    values = {
+        "data": ToyImages(),
+        "clients": 3,
+        "partition": Iid(),
+        "model": ToyUnet(),
+        "task": Denoise(schedule=Linear(steps=25)),
+        "algorithm": FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1)),
+        "rounds": 2,
+        "evaluate": Evaluate(grid=0),
+        "threads": 1,
+    }
     return Recipe(**(values | changes))
 
 
@@ -336,7 +337,7 @@ KEPT = Adam(lr=1e-2, batch=8, steps=2, state="kept")
 SYNTHESIS = {"warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5), "sampler": Ddim(batch=4, steps=2), "group": 2}
 # never satisfied, so that a run is as long as its rehearsal
 TEST = QuickTest(every=1, size=4, encoder=Pixels(side=2), threshold=1e-9)
-# every algorithm of the project, and toys that do what no real one does yet
+# every algorithm of the project, and the toy algorithms above
 ALGORITHMS = {
     "fedavg": FedAvg(local=ADAM),
     "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),

@@ -22,7 +22,7 @@ def test_positional_values_are_own_keys_first():
         build_text(f"abacus_of_clay({', '.join('1' * 12)})", Abacus, "here")
 
 
-def test_an_unknown_name_or_key_is_answered_with_the_nearest():
+def test_an_error_for_an_unknown_name_or_key_suggests_the_nearest():
     with pytest.raises(RecipeError, match="partition: no partition 'lable_skew'; did you mean label_skew"):
         build_text("lable_skew(beta=1.0)", Partition, "partition")
     with pytest.raises(RecipeError, match=r"here: abacus has no key 'bead'; did you mean beads\?"):
@@ -36,13 +36,13 @@ def test_a_missing_value_is_named():
         build_text("sgd(steps=1)", Solver, "local")
 
 
-def test_a_check_of_the_spec_itself_is_told_as_one_sentence():
+def test_a_failed_check_of_a_spec_is_an_error_of_one_sentence():
     with pytest.raises(RecipeError, match="^local: sgd needs either epochs or steps, and not both$"):
         build_text("sgd(lr=0.1)", Solver, "local")
 
 
-def test_values_that_break_the_arithmetic_of_a_check_are_an_error_of_the_recipe():
-    """A U-Net asks whether its widths are multiples of `groups`, which here means dividing by 0."""
+def test_a_division_by_zero_in_a_check_is_an_error_of_the_recipe():
+    """A U-Net checks that its widths are multiples of `groups`, which is zero here."""
     with pytest.raises(RecipeError, match="model"):
         build_text("unet(groups=0)", Arch, "model")
 
@@ -71,7 +71,7 @@ def test_types_are_strict(source):
         abacus(source)
 
 
-def test_an_int_where_a_float_is_asked_becomes_one():
+def test_an_int_becomes_a_float_where_a_float_is_declared():
     value = abacus("abacus(rate=1)")
     assert value.rate == 1.0 and type(value.rate) is float and "rate=1.0" in text(value)
 
@@ -85,11 +85,11 @@ def test_bare_names_are_choices_and_text():
         abacus("abacus(note=word(1))")
 
 
-def test_text_of_a_spec_within_quotes_is_that_spec():
+def test_a_spec_may_be_written_in_quotes():
     assert abacus("abacus(schedule='cosine_decay(floor=0.5)')").schedule == CosineDecay(floor=0.5)
 
 
-def test_lists_of_specs_carry_their_place_into_errors():
+def test_errors_in_a_list_of_specs_name_the_item():
     union = build_text("union(sources=[labels(sizes=[1, 2]), labels([3, 4])])", Source, "data")
     assert union == Union(sources=(Labels(sizes=(1, 2)), Labels(sizes=(3, 4))))
     with pytest.raises(RecipeError, match=r"data.sources\[1\]: no source 'lables'; did you mean labels"):
@@ -101,11 +101,11 @@ def test_set_follows_dotted_paths():
     assert replace(value, ["inner"], {"beads": "9"}) == Abacus(inner=Abacus(beads=9))
     assert replace(value, ["inner", "schedule"], {"floor": "0.25"}).inner.schedule == CosineDecay(floor=0.25)
     assert replace(value, [], {"inner": "None"}).inner is None
-    assert value.inner.beads == 1, "the old value stays as it was"
+    assert value.inner.beads == 1, "the old value does not change"
 
 
 def test_set_takes_paths_as_text():
-    """What cannot be parsed is the text itself where text is welcome, and an error where it is not."""
+    """What cannot be parsed is taken as text where text is allowed, and is an error elsewhere."""
     for path in ("/data/my images", "../x.npz", "~/x", "C:\\data", "a-b/c", "name", "hf:name"):
         assert replace(Abacus(), [], {"where": path}).where == path
     assert replace(Abacus(), [], {"where": "'quoted'"}).where == "quoted"
@@ -119,7 +119,7 @@ def test_set_names_the_place_of_a_mistake():
         replace(Abacus(), [], {"bead": "1"})
     with pytest.raises(RecipeError, match="schedule: no key 'flor'; did you mean floor"):
         replace(Abacus(), ["schedule"], {"flor": "1"})
-    with pytest.raises(RecipeError, match="beads: 3 has no keys of its own, so 'beads.x' leads nowhere"):
+    with pytest.raises(RecipeError, match="beads: 3 has no keys of its own, so 'beads.x' does not exist"):
         replace(Abacus(), ["beads"], {"x": "1"})
     with pytest.raises(RecipeError, match="^schedule.floor: -1 is wrong"):
         replace(Abacus(), ["schedule"], {"floor": "-1"})

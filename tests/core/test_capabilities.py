@@ -1,4 +1,4 @@
-"""What few algorithms do is declared by those alone, and asked for by `isinstance`."""
+"""Capabilities are declared by the algorithms that have them, and by no others."""
 
 import inspect
 
@@ -27,21 +27,21 @@ DECLARED = {
 HOOKS = {"jobs", "solvers", "ready", "setup", "round", "deliver", "warnings"}
 
 
-def test_every_capability_is_declared_by_who_has_it():
+def test_every_capability_is_declared_by_the_algorithms_that_have_it():
     real = {cls for cls in registry(Algorithm).values() if cls.__module__.startswith("effuse.")}
     assert {kind: {cls.name for cls in real if issubclass(cls, kind)} for kind in DECLARED} == DECLARED
     defined = {
         cls for _, cls in inspect.getmembers(capabilities, inspect.isclass) if cls.__module__ == capabilities.__name__
     }
-    assert {cls for cls in defined if issubclass(cls, Algorithm)} == {*DECLARED}, "and no other is there"
+    assert {cls for cls in defined if issubclass(cls, Algorithm)} == {*DECLARED}, "there are no others"
 
 
 def test_an_algorithm_has_few_hooks():
-    """A new one that a single algorithm needs is a capability."""
+    """A hook that only one algorithm needs belongs into a capability."""
     assert {name for name in vars(Algorithm) if not name.startswith("_")} - {"name"} == HOOKS
 
 
-def test_a_capability_alone_is_no_algorithm():
+def test_a_capability_alone_is_not_a_concrete_algorithm():
     assert not {cls.name for cls in registry(Algorithm).values()} & {kind.name for kind in DECLARED}
 
 
@@ -50,8 +50,8 @@ def test_only_personal_models_are_asked_to_draw(name):
     assert ("draw" in ALGORITHMS[name].jobs) == isinstance(ALGORITHMS[name], Personal)
 
 
-def test_an_order_to_draw_from_no_model_of_its_own_is_refused(tmp_path):
-    """FedAvg has the job 'train' alone, whoever asks for another."""
+def test_the_job_draw_is_refused_by_an_algorithm_without_personal_models(tmp_path):
+    """FedAvg has only the job 'train'."""
     algorithm, recipe = FedAvg(local=ADAM), toy_recipe()
     with pytest.raises(FederationError, match="fedavg has no job 'draw'; it has train"):
         job_of(algorithm, "draw")

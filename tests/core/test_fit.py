@@ -1,4 +1,4 @@
-"""A fit as a value: how batches are dealt, what a task, columns, companions and averages do, on networks of one weight."""
+"""Fits of networks of one weight: batches, tasks, columns, frozen networks and moving averages."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ from effuse.machines.hollow import Hollow
 from effuse.runs.driver import run
 
 
-def test_epochs_are_dealt_whole_and_a_ragged_batch_is_filled_up_with_its_first_image():
-    """Five images in batches of two, two epochs: 2, 2, 1 real ones, twice."""
+def test_an_epoch_has_every_image_once_and_a_small_batch_is_padded_with_its_first_image():
+    """Five images in batches of two, two epochs: 2, 2 and 1 real images, twice."""
     dealt = list(deal(work_of(SGD(lr=1.0, epochs=2, batch=2), images(1, 2, 3, 4, 5))))
     assert [d.real for d in dealt] == [2, 2, 1] * 2 and all(len(d.positions) == 2 for d in dealt)
     assert all(d.positions[d.real :].tolist() == [int(d.positions[0])] * (2 - d.real) for d in dealt)
@@ -33,23 +33,24 @@ def test_epochs_are_dealt_whole_and_a_ragged_batch_is_filled_up_with_its_first_i
         assert sorted(torch.cat([d.positions[: d.real] for d in epoch]).tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_steps_cut_an_epoch_short_and_change_none_before_them():
-    """The first four of six batches are the same, whoever counts."""
-    some = list(deal(work_of(SGD(lr=1.0, steps=4, batch=2), images(1, 2, 3, 4, 5))))
+def test_steps_truncate_the_epochs_without_changing_their_batches():
+    """Four steps are the first four of the six batches of two epochs."""
+    truncated = list(deal(work_of(SGD(lr=1.0, steps=4, batch=2), images(1, 2, 3, 4, 5))))
     whole = list(deal(work_of(SGD(lr=1.0, epochs=2, batch=2), images(1, 2, 3, 4, 5))))
-    assert len(some) == 4 and all(torch.equal(a.positions, b.positions) and a.real == b.real for a, b in zip(some, whole))
+    assert len(truncated) == 4
+    assert all(torch.equal(a.positions, b.positions) and a.real == b.real for a, b in zip(truncated, whole))
 
 
 @spec
 class CoreOther(CoreTarget):
-    """The output should be 5."""
+    """The target output is 5."""
 
     def loss(self, net, batch):
         return batch.mean((net(batch.x) - 5.0).square())
 
 
-def test_a_fit_may_have_a_task_of_its_own():
-    """lr 1/4, loss (w - c)^2: one step from 0 goes to 1.5 for c = 3, which the run trains for, and to 2.5 for c = 5."""
+def test_a_fit_may_have_another_task_than_the_recipe():
+    """lr 1/4, loss (w - c)^2: one step from 0 leads to 1.5 for the recipe's c = 3, and to 2.5 for c = 5."""
     client, solver = bench(), SGD(lr=0.25, steps=1, batch=1)
     ends = []
     for task in (None, CoreOther()):
@@ -59,8 +60,8 @@ def test_a_fit_may_have_a_task_of_its_own():
     assert ends == [1.5, 2.5]
 
 
-def test_two_networks_under_one_kind_of_solver_keep_moments_of_their_own():
-    """Momentum 1/2 takes 0 to 1.5 and on to 3 (see tests/core/test_machine.py); in between another network, and one of the same architecture."""
+def test_networks_trained_by_one_solver_have_separate_moments():
+    """Momentum 1/2 leads from 0 to 1.5 and to 3 (see test_machine.py), also when other networks are trained in between."""
     client, solver = bench(), SGD(lr=0.25, steps=1, batch=1, momentum=0.5, state="kept")
     net, other, twin = client.load(model_of()), client.load(model_of(dropout=1e-9)), client.load(model_of())
     for _ in range(2):
@@ -71,8 +72,8 @@ def test_two_networks_under_one_kind_of_solver_keep_moments_of_their_own():
     assert len(client.state) == 3
 
 
-def test_moments_of_a_network_that_was_cut_make_way():
-    """A toy U-Net of four channels, then of two: the same place in the state, begun afresh, and the old tensors are gone."""
+def test_the_moments_of_a_pruned_network_replace_those_of_the_whole_one():
+    """A toy U-Net of four channels, then of two. The moments start anew and have the same place in the state."""
     solver = dataclasses.replace(ADAM, state="kept")
     data = Shard.whole(ToyImages().load("train"))
     recipe = toy_recipe()
@@ -84,13 +85,12 @@ def test_moments_of_a_network_that_was_cut_make_way():
         client.begin(Stream((0,)), 0)
         client.fit(client.load(arch.initial(Stream((1,)))), solver, data)
     (moments,) = client.state.values()
-    assert moments["exp_avg/down.weight"].shape == (2, 1, 3, 3) and moments["step/down.weight"].item() == 10, (
-        "two fits of five"
-    )
+    assert moments["exp_avg/down.weight"].shape == (2, 1, 3, 3)
+    assert moments["step/down.weight"].item() == 10, "two fits of five steps"
 
 
-def test_the_gradient_is_looked_at_and_nothing_moves():
-    """At w = 1 the slope of (w - 3)^2 is -4, and that of v, which adds to the output, too; over any number of batches."""
+def test_computing_a_gradient_changes_nothing():
+    """At w = 1 and x = 1, the gradient of (w x + v - 3)^2 is -4 for both w and v, for any number of batches."""
     client = bench()
     net = client.load(model_of(1.0))
     found = client.gradient(net, images(255, 255, 255), batch=2)
@@ -104,7 +104,7 @@ def outputs(net, batch, given):
 
 
 def test_a_function_is_applied_to_the_rows_in_their_order():
-    """w = 2 on images of 5, 3, 1 of 255 that are rows 2, 1 and 0: 2 x + 1, x = 2 p / 255 - 1; rows in the shard's own order."""
+    """The shard has the pixels 5, 3 and 1 in rows 2, 1 and 0. With w = 2 the results are 2 x + 1, x = 2 p / 255 - 1."""
     shard = Shard(images(1, 3, 5).dataset, torch.tensor([2, 1, 0]))
     client = bench()
     found = client.apply(client.load(model_of(2.0)), outputs, shard, given={"more": 1.0})
@@ -112,8 +112,8 @@ def test_a_function_is_applied_to_the_rows_in_their_order():
     torch.testing.assert_close(found, expected)
 
 
-def test_what_is_applied_to_many_images_is_applied_in_pieces():
-    """600 images are more than are looked at together."""
+def test_a_function_of_many_images_is_applied_in_batches():
+    """600 images are more than one batch."""
     shard = images(*[i % 256 for i in range(600)])
     client = bench()
     found = client.apply(client.load(model_of(1.0)), outputs, shard, given={"more": 0.0})
@@ -140,22 +140,22 @@ def distilled(net, batch, given):
 
 
 def test_a_loss_may_call_a_frozen_network():
-    """Towards u = 4 from 0 on x = 1: gradient 2 (w - 4), lr 1/4, so w = 2 and then 3; the frozen one stays, and is given back."""
+    """From 0 towards u = 4 on x = 1: gradient 2 (w - 4), lr 1/4, so w = 2 and then 3. The frozen network does not change."""
     client, solver, teacher = bench(), SGD(lr=0.25, steps=2, batch=1), model_of(4.0)
     net = client.load(model_of())
     client.fit(net, solver, client.data, loss=distilled, given={"teacher": teacher}, direction=only_w)
     assert net.params["w"].item() == 3.0 and teacher.params["w"].item() == 4.0
-    lent = client.load(model_of(1.0))
-    assert all(p.requires_grad for p in lent.params.values()) and lent.module.training, "as new to whoever comes next"
+    reused = client.load(model_of(1.0))
+    assert all(p.requires_grad for p in reused.params.values()) and reused.module.training
 
 
 def held(net, batch, given):
-    """(w - a)^2 / 2 on x = 1, where a is the moving average, less a pull of 1: dw = w - a - 1."""
-    here = net(batch.x).mean()
-    return 0.5 * (here - given["average"]["w"]).square() - here
+    """(w - a)^2 / 2 - w on x = 1, where a is the moving average: dw = w - a - 1."""
+    w = net(batch.x).mean()
+    return 0.5 * (w - given["average"]["w"]).square() - w
 
 
-def test_a_loss_sees_the_moving_average_of_the_weights():
+def test_a_loss_is_given_the_moving_average_of_the_weights():
     """lr 1, average a <- a/2 + w/2. w = a = 0: w = 1, a = 1/2. Then dw = 1 - 1/2 - 1 = -1/2: w = 3/2, a = 1."""
     client, solver = bench(), SGD(lr=1.0, steps=2, batch=1, ema=0.5)
     net = client.load(model_of())
@@ -174,7 +174,7 @@ def test_columns_belong_to_the_rows_of_a_shard():
 
 
 def to_column(net, batch, given):
-    """Every image's own column is its brightness, wherever it comes in a batch."""
+    """Check that each image comes with its own column entry, here its brightness."""
     assert torch.equal(batch.columns["brightness"], batch.x.flatten(1).mean(1))
     return batch.task.loss(net, batch)
 
@@ -187,15 +187,15 @@ def test_columns_arrive_with_their_images():
     client.fit(client.load(model_of()), SGD(lr=1e-3, epochs=3, batch=2), shard, loss=to_column)
 
 
-def weighted_by_nought(net, batch, given):
-    """The task's loss and nought times how far features are from a column."""
+def weighted_by_pull(net, batch, given):
+    """The task's loss, and `pull` times the distance of the features from a column."""
     features = net(*batch.task.inputs(batch), give="features")
     return batch.task.loss(net, batch) + given["pull"] * batch.mean((features - batch.columns["F"]).square().mean(1))
 
 
 @spec
 class CoreColumned(FedAvg):
-    """FedAvg with columns beside its images."""
+    """FedAvg with a column in addition to the images."""
 
     pull: float = 0.0
 
@@ -203,12 +203,12 @@ class CoreColumned(FedAvg):
     def train(self, client: Client, model: Model) -> Update:
         net = client.load(model)
         data = client.data.with_columns(F=torch.ones(client.size, 4))
-        fit = client.fit(net, self.local, data, loss=weighted_by_nought, given={"pull": self.pull})
+        fit = client.fit(net, self.local, data, loss=weighted_by_pull, given={"pull": self.pull})
         return Update(client.unload(net), self.weight(client), fit.loss)
 
 
-def test_columns_of_weight_nought_end_in_fedavgs_bits(tmp_path):
-    """Neither orders nor draws change; without dropout, which a second pass would move on. With a weight they do differ."""
+def test_columns_of_weight_zero_give_the_same_bits_as_fedavg(tmp_path):
+    """Columns change neither the order nor any draw. There is no dropout, which a second forward pass would change."""
     changes = {"model": ToyUnet(dropout=0.0), "rounds": 3}
     digests = [
         run(toy_recipe(algorithm=algorithm, **changes), tmp_path / str(i)).weights_sha256
@@ -218,7 +218,7 @@ def test_columns_of_weight_nought_end_in_fedavgs_bits(tmp_path):
 
 
 class Half(nn.Module):
-    """A layer that learns, and one that does not."""
+    """A layer that is trained, and a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,8 +239,8 @@ class CoreHalf(Arch):
         return Half()
 
 
-def test_constant_values_are_in_no_model_and_no_fit_moves_them():
-    """Only what trains is counted, sent, filled in and moved; the rest comes with `build`."""
+def test_frozen_parameters_are_in_no_model_and_no_fit_changes_them():
+    """Only trained parameters are counted, sent, filled in and changed; `build` sets the others."""
     arch = CoreHalf(side=1, channels=1, classes=1)
     model = arch.initial(Stream((0,)))
     assert model.params.keys() == {"learnt.weight", "learnt.bias"}
@@ -263,11 +263,11 @@ def test_rows_of_a_data_set_keep_all_its_columns():
         ("a", "b"),
         groups=torch.tensor([7, 8, 9]),
     )
-    some = data.rows(torch.tensor([2, 0]))
-    assert some.images.flatten().tolist() == [2, 0] and some.labels.tolist() == [0, 0]
-    assert some.groups.tolist() == [9, 7] and some.domains is None
+    rows = data.rows(torch.tensor([2, 0]))
+    assert rows.images.flatten().tolist() == [2, 0] and rows.labels.tolist() == [0, 0]
+    assert rows.groups.tolist() == [9, 7] and rows.domains is None
 
 
-def test_a_network_without_an_architecture_says_so():
+def test_a_network_without_an_architecture_has_a_clear_error():
     with pytest.raises(Exception, match="made without an architecture"):
         _ = Net(Half()).arch

@@ -1,4 +1,4 @@
-"""What the grammar reads, and what it refuses."""
+"""The grammar: what it parses and what it refuses."""
 
 import ast
 import time
@@ -42,18 +42,18 @@ def test_a_prefix_is_short_for_a_call_with_text():
 
 
 @pytest.mark.parametrize("source", ["[0] * 1000001", "[0, 0] * 500001", "[0] * 1_000_000_000_000", "[[0] * 1000] * 1001"])
-def test_a_list_too_long_is_refused_before_it_is_made(source):
+def test_a_list_that_is_too_long_is_refused_before_it_is_built(source):
     tracemalloc.start()
     try:
         with pytest.raises(RecipeError, match="at most 1000000"):
             parse(source)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000, "the list of a million would be eight megabytes"
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000, "a list of a million items would take eight megabytes"
     finally:
         tracemalloc.stop()
 
 
-def test_no_detour_to_a_long_list():
-    """Nested repetitions multiply, neighbours add up, and empty lists take room too."""
+def test_nested_and_adjacent_lists_are_limited_together():
+    """Nested repetitions multiply, adjacent ones add up, and empty lists count too."""
     half = "[0] * 600000"
     nested, empty = "[[[0] * 1000] * 1000] * 1000", "[[]] * 1000001"
     for source in (nested, empty, f"[{half}, {half}]", f"f({half}, x={half})", f"f(g({half}), {half})"):
@@ -109,22 +109,22 @@ def test_nothing_is_evaluated(source):
         parse(source)
 
 
-def test_a_name_that_looks_like_python_is_a_name_and_no_more():
+def test_a_name_that_looks_like_python_is_only_a_name():
     assert parse("__import__('os')") == Call("__import__", ("os",))
     with pytest.raises(RecipeError, match="no partition '__import__'"):
         build_text("__import__('os')", Partition, "partition")
 
 
 def test_one_thread_at_a_time_parses(monkeypatch):
-    """Clients at work side by side decode their messages: see PARSING."""
-    whole, busy, most = ast.parse, [], []
+    """Parallel clients decode messages at the same time; see PARSING."""
+    parse_source, busy, most = ast.parse, [], []
 
     def watched(*args, **options):
         busy.append(0)
         most.append(len(busy))
         time.sleep(0.005)
         busy.pop()
-        return whole(*args, **options)
+        return parse_source(*args, **options)
 
     monkeypatch.setattr(ast, "parse", watched)
     with ThreadPoolExecutor(4) as pool:

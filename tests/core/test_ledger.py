@@ -45,15 +45,15 @@ def test_bf16_halves_the_floats_of_params_and_buffers_only():
     assert size_of(PARCEL, "bf16") == (10, 74)
 
 
-def test_what_the_ledger_says_is_what_the_tensors_of_the_blob_take():
-    """The rest of a blob is its header, which does not grow with the tensors."""
+def test_the_ledger_agrees_with_the_size_of_an_encoded_message():
+    """The header of a message does not grow with its tensors, so only differences are compared."""
     small, large = (Params({"w": torch.ones(n)}) for n in (1000, 9000))
     for wire in ("fp32", "bf16"):
         grown = len(encode(large, Params, wire)) - len(encode(small, Params, wire))
         assert grown == pytest.approx(size_of(large, wire)[1] - size_of(small, wire)[1], abs=16)
 
 
-def test_hollow_messages_cost_what_full_ones_do():
+def test_messages_without_values_cost_the_same():
     assert size_of(PARCEL.params.to("meta"), "fp32") == size_of(PARCEL.params, "fp32") == (6, 24)
 
 
@@ -65,7 +65,7 @@ def test_a_message_without_tensors_counts_as_a_message():
 
 
 def test_sums_go_by_direction_link_and_client():
-    """Client 0 sends two parcels and gets one, client 7 gets one, and an edge passes one on: 100 bytes each."""
+    """Client 0 sends two parcels and gets one, client 7 gets one, and edge 7 sends one: 100 bytes each."""
     ledger = Ledger("fp32")
     ledger.charge(account("up", 0), PARCEL, wire_bytes=120)
     ledger.charge(account("up", 0), PARCEL, wire_bytes=121)
@@ -81,10 +81,10 @@ def test_sums_go_by_direction_link_and_client():
     assert report["links"]["client-server"]["down"]["bytes"] == 200
     assert report["links"]["edge-cloud"]["up"]["bytes"] == 100 and report["links"]["edge-cloud"]["down"]["bytes"] == 0
     assert report["clients"] == {"0": {"up": 200, "down": 100}, "7": {"up": 0, "down": 100}}
-    assert report["edges"] == {"7": {"up": 100, "down": 0}}, "there the number is an edge's"
+    assert report["edges"] == {"7": {"up": 100, "down": 0}}, "on this link the number is that of an edge"
 
 
-def test_a_closed_round_starts_from_nothing_and_the_total_goes_on():
+def test_closing_a_round_resets_it_but_not_the_total():
     ledger = Ledger("fp32")
     ledger.charge(account(), PARCEL)
     assert ledger.close()["bytes"]["total"] == 100
@@ -110,7 +110,7 @@ def test_a_saved_ledger_is_restored_as_it_was():
     for direction, client, column in (("up", 3, TRAINING), ("down", 3, TRAINING), ("down", -1, EVALUATION)):
         ledger.charge(account(direction, client, column=column), PARCEL, wire_bytes=9)
     other = Ledger("bf16")
-    other.charge(account(), PARCEL)  # must be gone afterwards
+    other.charge(account(), PARCEL)  # must be replaced
     other.restore(json.loads(json.dumps(ledger.saved())))
     assert other.report() == ledger.report() and other.total == ledger.total
-    assert other.close()["bytes"]["total"] == 0, "the round that was cut off is not counted twice"
+    assert other.close()["bytes"]["total"] == 0, "the interrupted round is not counted twice"

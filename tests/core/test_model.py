@@ -1,4 +1,4 @@
-"""A network as a value: parts that cover it, shapes filled in from the data, and values that must all fit."""
+"""Architectures and models: parts, shapes filled in from the data, and values that must fit."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ class TwoHalves(nn.Module):
 
 @spec
 class CoreHalves(Arch):
-    """Two parts, one of whose names begins like the other's."""
+    """Two parts; the name of one layer is the beginning of another's."""
 
     parts = {"first": ("front",), "second": ("frontier", "norm")}
 
@@ -37,14 +37,14 @@ class CoreHalves(Arch):
 
 @spec
 class CoreOverlap(CoreHalves):
-    """Claims one layer twice."""
+    """Has one layer in two parts."""
 
     parts = {"first": ("front", "norm"), "second": ("frontier", "norm")}
 
 
 @spec
 class CoreGap(CoreHalves):
-    """Forgets one layer."""
+    """Has a layer that is in no part."""
 
     parts = {"first": ("front",), "second": ("frontier",)}
 
@@ -77,14 +77,14 @@ def test_a_prefix_ends_at_a_dot():
 
 
 @pytest.mark.parametrize(
-    "arch, told", [(CoreOverlap(), r"'norm.weight' belongs to \['first', 'second'\]"), (CoreGap(), "belongs to no part")]
+    "arch, words", [(CoreOverlap(), r"'norm.weight' belongs to \['first', 'second'\]"), (CoreGap(), "belongs to no part")]
 )
-def test_parts_that_overlap_or_leave_a_gap_are_an_error(arch, told):
-    with pytest.raises(ModelError, match=told):
+def test_parts_that_overlap_or_leave_a_gap_are_an_error(arch, words):
+    with pytest.raises(ModelError, match=words):
         initial(arch).part("first")
 
 
-def test_an_unknown_part_is_named_with_those_there_are():
+def test_an_unknown_part_is_an_error_that_lists_the_parts():
     with pytest.raises(ModelError, match="core_halves has no part 'third'; it has first, second"):
         initial(CoreHalves()).part("first", "third")
     with pytest.raises(ModelError, match="it has none"):
@@ -101,7 +101,7 @@ def test_the_parts_of_the_cifar_network_have_their_published_sizes():
 
 
 def test_every_architecture_of_the_project_has_parts_that_cover_it():
-    """On the meta device, so that even the largest costs nothing."""
+    """The networks are built on the meta device, without values."""
     checked = 0
     for cls in registry(Arch).values():
         if cls.__module__.startswith("effuse.") and cls.parts:
@@ -111,26 +111,26 @@ def test_every_architecture_of_the_project_has_parts_that_cover_it():
                 continue  # needs a file or another network
             with torch.device("meta"):
                 net = arch.build()
-            found = {arch.part_of(name) for name, _ in net.named_parameters()}
-            assert found <= set(cls.parts), cls
+            parts = {arch.part_of(name) for name, _ in net.named_parameters()}
+            assert parts <= set(cls.parts), cls
             checked += 1
     assert checked >= 3
 
 
-def test_resolving_fills_only_what_is_open():
+def test_resolving_fills_in_only_missing_values():
     data = Shape(side=28, channels=1, classes=10)
     assert CoreHalves().resolved(data).shape == data
     fixed = CoreHalves(side=32, classes=3, width=5).resolved(data)
     assert fixed.shape == Shape(32, 1, 3) and fixed.width == 5
-    assert CoreHalves(channels=0).resolved(data).channels == 0, "nought is a choice, too"
+    assert CoreHalves(channels=0).resolved(data).channels == 0, "zero is a value"
 
 
-def test_an_open_shape_is_an_error():
+def test_an_unresolved_shape_is_an_error():
     with pytest.raises(ModelError, match=r"core_halves\(side=4\) is not resolved"):
         _ = CoreHalves(side=4).shape
 
 
-def test_the_initial_model_depends_on_its_stream_alone():
+def test_the_initial_model_depends_only_on_its_stream():
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     a = initial(CoreHalves(), 1)
@@ -145,7 +145,7 @@ def model_of(weight: float, count: int, arch: Arch | None = None) -> Model:
     return Model(arch or CoreHalves(), params, buffers)
 
 
-def test_models_are_averaged_buffers_and_all():
+def test_models_are_averaged_with_their_buffers():
     """w and m: (1 * 2 + 3 * 6) / 4 = 5; n: max(9, 4) = 9."""
     average = mean([(model_of(2.0, 9), 1.0), (model_of(6.0, 4), 3.0)])
     assert average.params["w"].item() == average.buffers["m"].item() == 5.0 and average.buffers["n"].item() == 9
@@ -154,10 +154,10 @@ def test_models_are_averaged_buffers_and_all():
         model_of(1.0, 1).lerp(model_of(1.0, 1, CoreHalves(width=3)), 0.5)
 
 
-def test_holding_and_moving():
+def test_replacing_parameters_and_moving_a_model():
     model = model_of(1.0, 1)
-    held = model.holding(Params({"w": torch.tensor([4.0])}))
-    assert held.params["w"].item() == 4.0 and held.buffers is model.buffers and model.params["w"].item() == 1.0
+    changed = model.holding(Params({"w": torch.tensor([4.0])}))
+    assert changed.params["w"].item() == 4.0 and changed.buffers is model.buffers and model.params["w"].item() == 1.0
     hollow = model.to("meta")
     assert hollow.params.hollow and hollow.buffers.hollow
 
@@ -169,7 +169,7 @@ def test_fill_copies_parameters_and_buffers():
     assert Params.of(net).digest() == model.params.digest() and Buffers.of(net).digest() == buffers.digest()
     with torch.no_grad():
         net.front.weight.zero_()
-    assert model.params["front.weight"].abs().sum() > 0, "a copy, not a loan"
+    assert model.params["front.weight"].abs().sum() > 0, "values are copied"
 
 
 def test_fill_refuses_what_does_not_fit():
@@ -180,11 +180,11 @@ def test_fill_refuses_what_does_not_fit():
         fill(TwoHalves(2), Model(model.arch, Params({**model.params, "stray": torch.ones(1)}), model.buffers))
 
 
-def test_fill_leaves_nothing_as_it_was():
-    """A network out of the pool still holds what another client left: a value that is missing must not stay."""
+def test_fill_needs_every_value():
+    """A reused network has the values of another job; a missing value would leave one of them in place."""
     model = initial(CoreHalves())
-    few = model.params.select(lambda k: k != "norm.bias")
+    incomplete = model.params.select(lambda k: k != "norm.bias")
     with pytest.raises(ModelError, match="core_halves got no value for 'norm.bias'"):
-        fill(TwoHalves(2), Model(model.arch, few, model.buffers))
+        fill(TwoHalves(2), Model(model.arch, incomplete, model.buffers))
     with pytest.raises(ModelError, match="core_halves got no value for 'norm.running_mean'"):
         fill(TwoHalves(2), Model(model.arch, model.params, Buffers({})))

@@ -1,4 +1,4 @@
-"""Named tensors: their algebra by hand, and a mean that is exact and holds one update at a time."""
+"""Named tensors: their arithmetic by hand, and a mean that is exact and holds one update at a time."""
 
 import gc
 import weakref
@@ -18,8 +18,8 @@ def values(params: Params) -> dict[str, list]:
     return {k: t.tolist() for k, t in params.items()}
 
 
-def test_algebra_goes_by_name():
-    """w: (1, 2) and (4, 8); b: 3 and 5, whatever the order they are kept in."""
+def test_arithmetic_is_by_name():
+    """w: (1, 2) and (4, 8); b: 3 and 5. The order of the names does not matter."""
     assert values(X + Y) == {"w": [5.0, 10.0], "b": [[8.0]]}
     assert values(Y - X) == {"b": [[2.0]], "w": [3.0, 6.0]}
     assert values(0.5 * X) == values(X * 0.5) == values(X / 2) == {"w": [0.5, 1.0], "b": [[1.5]]}
@@ -28,13 +28,13 @@ def test_algebra_goes_by_name():
     assert values(X.lerp(Y, 0.25)) == {"w": [1.75, 3.5], "b": [[3.5]]}
 
 
-def test_the_result_keeps_the_left_order_and_the_operands_stay():
+def test_the_result_has_the_order_of_the_left_operand_and_operands_do_not_change():
     assert list(X + Y) == ["w", "b"] and list(Y + X) == ["b", "w"]
     assert values(X) == {"w": [1.0, 2.0], "b": [[3.0]]}
 
 
 def test_norm_is_over_all_values():
-    """sqrt(1 + 4 + 9 + 2) with a further sqrt(2) squared = 4."""
+    """sqrt(1 + 4 + 9 + 2) = 4."""
     more = Params({**X, "c": torch.tensor(2.0).sqrt()})
     assert more.norm().item() == pytest.approx(4.0)
 
@@ -43,23 +43,23 @@ def test_sizes():
     assert len(X) == 2 and X.numel == 3 and X.nbytes == 12 and repr(X) == "Params(2 tensors, 3 values)"
 
 
-def test_a_part_without_parameters_takes_part_in_algebra():
+def test_arithmetic_of_empty_params():
     none = Params({})
     for result in (none + none, none - none, 2 * none, none / 2, -none, none.lerp(none, 0.5), none.zeros()):
         assert len(result) == 0
     assert none.norm().item() == 0.0 and none.finite() and mean([(none, 1.0), (none, 2.0)]) is none
 
 
-def test_what_does_not_match_is_named():
+def test_an_error_names_what_does_not_match():
     with pytest.raises(ModelError, match="1 names differ, such as 'b'"):
         X + Params({"w": X["w"]})
     with pytest.raises(ModelError, match=r"'w' has shape \(1,\) where \(2,\) is expected"):
         X.lerp(Params({"w": torch.ones(1), "b": X["b"]}), 0.5)
-    with pytest.raises(TypeError, match="Params meet Params, not dict"):
+    with pytest.raises(TypeError, match="Params need Params, not dict"):
         X + dict(X)
 
 
-def test_of_copies_what_the_network_holds():
+def test_of_copies_the_values_of_a_network():
     net = nn.Linear(2, 1)
     params = Params.of(net)
     with torch.no_grad():
@@ -68,14 +68,14 @@ def test_of_copies_what_the_network_holds():
     assert not any(t.requires_grad for t in params.tensors)
 
 
-def test_of_is_contiguous_whatever_the_layout():
+def test_of_returns_contiguous_tensors():
     net = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
     assert not net.weight.is_contiguous() and Params.of(net)["weight"].is_contiguous()
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (0.1, 0.7), (3.0, 1.0, 1e-9, 7.0), (1.0,) * 11])
-def test_the_mean_of_equal_updates_is_exactly_themselves(weights):
-    """0.1 is no binary fraction, so a sum divided by a total would miss it."""
+def test_the_mean_of_equal_updates_is_exactly_that_update(weights):
+    """0.1 is no binary fraction, so a sum divided by the total weight would differ in the last bits."""
     update = Params({"w": torch.tensor([0.1, 1e-20, 3e30, -7.7])})
     average = mean((Params({"w": update["w"].clone()}), weight) for weight in weights)
     assert torch.equal(average["w"], update["w"])
@@ -103,7 +103,7 @@ class Counted(Params):
 
 
 def test_the_mean_holds_one_update_at_a_time():
-    """When the next update is made, only the running mean may be alive: for the second that is the first itself."""
+    """When an update is made, only the running mean may be alive. At the second, it is the first update itself."""
     live: list[weakref.ref] = []
     seen: list[int] = []
 
@@ -159,11 +159,11 @@ def test_one_bad_value_among_many_is_not_finite(bad):
 
 def test_the_largest_finite_values_are_finite():
     """Their Euclidean norm would overflow; integers and empty tensors have nothing to check."""
-    big = torch.full((9,), torch.finfo(torch.float32).max)
-    assert Params({"w": big, "empty": torch.zeros(0)}).finite() and Buffers({"n": torch.tensor(3)}).finite()
+    largest = torch.full((9,), torch.finfo(torch.float32).max)
+    assert Params({"w": largest, "empty": torch.zeros(0)}).finite() and Buffers({"n": torch.tensor(3)}).finite()
 
 
-def test_the_digest_sees_names_types_shapes_and_bytes_but_not_the_order_of_insertion():
+def test_the_digest_depends_on_names_types_shapes_and_bytes_but_not_on_their_order():
     def digest(name="w", value=1.0, shape=(2,), dtype=torch.float32):
         return Params({name: torch.full(shape, value, dtype=dtype)}).digest()
 
@@ -181,9 +181,9 @@ def test_the_digest_of_every_wire_type_can_be_taken():
         assert len(Params({"w": torch.ones(3, dtype=dtype)}).digest()) == 64
 
 
-def test_holding_replaces_namesakes_and_keeps_the_order():
-    held = X.holding(Params({"b": torch.tensor([[9.0]])}))
-    assert values(held) == {"w": [1.0, 2.0], "b": [[9.0]]} and list(held) == ["w", "b"]
+def test_holding_replaces_values_by_name_and_keeps_the_order():
+    changed = X.holding(Params({"b": torch.tensor([[9.0]])}))
+    assert values(changed) == {"w": [1.0, 2.0], "b": [[9.0]]} and list(changed) == ["w", "b"]
     with pytest.raises(ModelError, match="'z' is not among the 2 tensors"):
         X.holding(Params({"z": torch.zeros(1)}))
     with pytest.raises(ModelError, match="'w' has shape"):
@@ -196,8 +196,8 @@ def test_select_and_map_and_to():
     assert X.to("cpu") is X and X.to("meta").hollow and not X.hollow
 
 
-def test_hollow_params_go_through_all_algebra():
-    """The rehearsal runs the server's own code on shapes."""
+def test_arithmetic_of_params_without_values():
+    """A rehearsal runs the server's code on shapes."""
     hollow = X.to("meta")
     results = [hollow + hollow, hollow - hollow, 2.0 * hollow, hollow / 3, -hollow, hollow.zeros(), hollow.lerp(hollow, 0.5)]
     results += [mean([(hollow, 1.0), (hollow, 2.0)]), hollow.holding(hollow), hollow.map(torch.square)]

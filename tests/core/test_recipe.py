@@ -1,4 +1,4 @@
-"""Recipes: saved and restored whole, changed key by key, completed from the data."""
+"""Recipes: saved, restored, changed by key, and completed from the data."""
 
 import json
 from pathlib import Path
@@ -30,8 +30,8 @@ def test_a_saved_recipe_is_restored_as_it_was(settings):
     assert Recipe.restore(saved) == recipe
 
 
-def test_what_is_saved_names_every_key():
-    """A default that changes one day must not change what an old manifest means."""
+def test_a_saved_recipe_names_every_key():
+    """A later change of a default must not change the meaning of an old manifest."""
     saved = demo().saved()
     assert saved["speed"] == "'auto'" and saved["sampler"].startswith("dpm_solver(") and "batch=500" in saved["sampler"]
     assert "weight_decay=0.0" in saved["algorithm"] and "warmup=0" in saved["algorithm"]
@@ -47,7 +47,7 @@ def test_settings_apply_in_order():
     settings = ["rounds=2", "rounds=3", "algorithm.local.lr=0.5", "partition=iid", "speed=eager", " clients = 7"]
     recipe = demo().changed([*settings, "evaluate.metrics=[conditional_accuracy(n=9)]"])
     assert (recipe.rounds, recipe.clients, recipe.speed, recipe.partition) == (3, 7, "eager", Iid())
-    assert recipe.algorithm.local.lr == 0.5 and recipe.algorithm.local.batch == 64, "its neighbours stay"
+    assert recipe.algorithm.local.lr == 0.5 and recipe.algorithm.local.batch == 64, "other keys do not change"
     assert recipe.evaluate.metrics == (ConditionalAccuracy(n=9),) and recipe.evaluate.every == 20
     assert demo().rounds == 40 and demo().changed([]) == demo()
 
@@ -57,16 +57,15 @@ def test_a_value_may_hold_an_equals_sign():
     assert demo().changed(["algorithm.local=sgd(lr=1.0, steps=2)"]).algorithm.local == SGD(lr=1.0, steps=2)
 
 
-def test_settings_that_are_right_only_together_are_taken_together():
-    """A solver works by epochs or by steps; each of the two settings alone would leave it with both or neither."""
-    local = (
-        demo().changed(["algorithm.local.epochs=None", "algorithm.local.steps=3", "algorithm.local.steps=4"]).algorithm.local
-    )
-    assert (local.epochs, local.steps) == (None, 4), "the last of two counts"
+def test_adjacent_settings_of_one_spec_are_applied_together():
+    """A solver has epochs or steps. Each of the two settings alone would give it both or neither."""
+    settings = ["algorithm.local.epochs=None", "algorithm.local.steps=3", "algorithm.local.steps=4"]
+    local = demo().changed(settings).algorithm.local
+    assert (local.epochs, local.steps) == (None, 4), "the last setting of a key counts"
 
 
 @pytest.mark.parametrize(
-    "setting, told",
+    "setting, words",
     [
         ("rounds", "--set rounds: expected KEY=VALUE"),
         ("=3", "expected KEY=VALUE"),
@@ -87,8 +86,8 @@ def test_settings_that_are_right_only_together_are_taken_together():
         ("data=None", "data"),
     ],
 )
-def test_a_wrong_setting_names_place_and_remedy(setting, told):
-    with pytest.raises(RecipeError, match=told):
+def test_an_error_of_a_setting_names_place_and_remedy(setting, words):
+    with pytest.raises(RecipeError, match=words):
         demo().changed([setting])
 
 
@@ -106,14 +105,21 @@ def test_a_manifest_with_a_wrong_key_or_value_is_refused():
         Recipe.restore({**saved, "data": "__import__('os').system('true')"})
 
 
-def test_what_a_setting_forgets_is_known():
+def test_keys_that_a_setting_resets_are_reported():
     """The demo has adam(lr=2e-3, batch=64, epochs=2, clip=1.0, schedule=cosine_decay()) and dpm_solver(guidance=1.0)."""
-    told = demo().forgotten(["algorithm=fedprox(local=adam(lr=1.0, epochs=2))", "algorithm.local.batch=8", "sampler=ddim()"])
+    sentences = demo().forgotten(
+        ["algorithm=fedprox(local=adam(lr=1.0, epochs=2))", "algorithm.local.batch=8", "sampler=ddim()"]
+    )
     lost = {"algorithm": "local.clip=None (was 1.0), local.schedule=constant() (was cosine_decay())"}
     lost |= {"sampler": "guidance=0.0 (was 1.0)"}
-    assert told == [f"{k} was set as a whole, so these are at their defaults: {v}" for k, v in lost.items()]
-    kept = "local=adam(lr=1e-3, batch=64, epochs=2, clip=1.0, schedule=cosine_decay())"
-    for named in ("algorithm.local.clip=None", f"algorithm=fedprox(mu=0.1, {kept})", f"algorithm.{kept}", "partition=iid()"):
+    assert sentences == [f"{k} was set as a whole, so these are at their defaults: {v}" for k, v in lost.items()]
+    local = "local=adam(lr=1e-3, batch=64, epochs=2, clip=1.0, schedule=cosine_decay())"
+    for named in (
+        "algorithm.local.clip=None",
+        f"algorithm=fedprox(mu=0.1, {local})",
+        f"algorithm.{local}",
+        "partition=iid()",
+    ):
         assert demo().forgotten([named]) == []
 
 
@@ -138,12 +144,12 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path):
         read_manifest(tmp_path / "empty")
 
 
-def test_an_unknown_recipe_is_answered_with_the_nearest():
-    for source, told in (
+def test_an_error_for_an_unknown_recipe_suggests_the_nearest():
+    for source, words in (
         ("dmo", "neither a recipe 'dmo' nor a run folder or file of that name"),
         ("dmo()", "no recipe 'dmo'"),
     ):
-        with pytest.raises(RecipeError, match=rf"{told}; did you mean .*demo"):
+        with pytest.raises(RecipeError, match=rf"{words}; did you mean .*demo"):
             find_recipe(source)
     with pytest.raises(RecipeError, match="recipe demo has no argument 'fast'"):
         find_recipe("demo(fast=True)")

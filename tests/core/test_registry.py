@@ -1,4 +1,4 @@
-"""Specs found by name."""
+"""Specs are found by name."""
 
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ def test_a_spec_of_another_kind_is_not_found():
         abacus("abacus(schedule=iid())")
 
 
-def test_an_abstract_kind_is_no_name():
+def test_an_abstract_spec_is_not_found():
     assert find(Spec, "sgd", "x") is SGD
     for name in ("solver", "partition", "arch"):
         with pytest.raises(RecipeError, match="no name"):
@@ -40,22 +40,22 @@ def test_two_specs_of_one_name_are_an_error(monkeypatch):
         registry(Spec)
 
 
-def test_a_class_without_spec_is_told_and_not_ignored():
+def test_a_class_without_the_decorator_is_an_error():
     class Undeclared(Abacus):
-        """Its beads of glass would be nobody's key."""
+        """Has a key that would be ignored."""
 
         glass: int = 3
 
     class Keyless(Abacus):
-        """Works as its parent does."""
+        """Has no key of its own, so it needs no decorator."""
 
         shiny: ClassVar[bool] = True
 
-    told = r"test_registry: write @spec above class .*Undeclared; without it, what it says of glass is ignored"
+    words = r"test_registry: write @spec above class .*Undeclared; without it, its keys are ignored: glass"
     try:
-        with pytest.raises(RecipeError, match=told):
+        with pytest.raises(RecipeError, match=words):
             build_text("undeclared(glass=1)", Abacus, "here")
         Undeclared.__abstract__ = True
         assert build_text("keyless(beads=4)", Abacus, "here") == Keyless(beads=4)
-    finally:  # other tests look at all specs
+    finally:  # other tests use all specs
         Undeclared.__abstract__ = Keyless.__abstract__ = True

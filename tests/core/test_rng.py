@@ -1,4 +1,4 @@
-"""Keyed randomness: one address, one stream, wherever and whenever it is drawn from."""
+"""Keyed random numbers: one address is one stream, wherever and whenever it is used."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,8 +43,8 @@ def test_every_part_of_the_address_matters():
     assert len({tuple(s.numpy().random(4)) for s in [HERE, *others]}) == 13
 
 
-def test_neighbouring_addresses_are_uncorrelated():
-    """400 streams of 50 numbers each: all correlations lie within five standard errors (5 / sqrt(50) = 0.71)."""
+def test_adjacent_addresses_are_uncorrelated():
+    """400 streams of 50 numbers each: all correlations are within five standard errors (5 / sqrt(50) = 0.71)."""
     rows = torch.stack([torch.randn(50, generator=HERE.child(i).torch()) for i in range(400)])
     correlations = torch.corrcoef(rows) - torch.eye(400)
     assert correlations.abs().max() < 0.71 and correlations.mean().abs() < 0.01
@@ -63,7 +63,7 @@ def test_a_secret_changes_the_stream_and_is_inherited_but_never_shown():
     assert "xyzzy" not in repr(secret) and "xyzzy" not in str(secret.child("a"))
 
 
-def test_keyed_is_repeatable_and_gives_the_default_generator_back():
+def test_keyed_is_repeatable_and_restores_the_default_generator():
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     with keyed(HERE):
@@ -77,7 +77,7 @@ def test_keyed_is_repeatable_and_gives_the_default_generator_back():
         assert not torch.equal(torch.rand(3), first[0])
 
 
-def test_keyed_gives_the_generator_back_after_an_error_too():
+def test_keyed_restores_the_default_generator_after_an_error():
     before = torch.random.get_rng_state()
     with pytest.raises(ZeroDivisionError), keyed(HERE):
         torch.rand(1)
@@ -95,8 +95,8 @@ def test_keyed_nests():
         assert [first, torch.rand(1).item()] == alone
 
 
-def test_threads_take_turns_at_the_default_generator():
-    """Eight threads draw at once, each on a stream of its own: everyone gets what it would get alone."""
+def test_threads_use_the_default_generator_in_turn():
+    """Eight threads draw at once, each from its own stream. Each gets what it would get alone."""
 
     def draw(k: int) -> list[float]:
         with keyed(Stream((k,))):

@@ -1,4 +1,4 @@
-"""Solvers: how much work a fit is, and how learning rates go over the rounds."""
+"""Solvers: the amount of work of a fit, the learning rates over rounds, and the optimisers."""
 
 import math
 
@@ -15,16 +15,16 @@ from effuse.core.spec import spec
     [
         ({"epochs": 3}, 10, 9, 30),  # batches of 4, 4, 2, three times
         ({"epochs": 3}, 8, 6, 24),
-        ({"epochs": 1}, 3, 1, 3),  # one batch, smaller than a batch
+        ({"epochs": 1}, 3, 1, 3),  # one batch with fewer than 4 images
         ({"steps": 2}, 10, 2, 8),
         ({"steps": 3}, 10, 3, 10),  # exactly one epoch: 4 + 4 + 2
         ({"steps": 7}, 10, 7, 24),  # two epochs of 10, then a full batch of 4
         ({"steps": 8}, 10, 8, 28),
-        ({"steps": 5}, 3, 5, 15),  # every batch is a ragged one
+        ({"steps": 5}, 3, 5, 15),  # every batch has 3 images
         ({"steps": 5}, 4, 5, 20),
     ],
 )
-def test_steps_and_images_with_ragged_batches(work, size, steps, images):
+def test_steps_and_images_with_small_last_batches(work, size, steps, images):
     solver = SGD(lr=0.1, batch=4, **work)
     assert (solver.steps_on(size), solver.images_on(size)) == (steps, images)
 
@@ -53,28 +53,28 @@ def test_cosine_decay_by_hand():
     factors = [CosineDecay().factor(t, 4) for t in range(4)]
     assert factors == pytest.approx([1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
     assert [CosineDecay(floor=0.5).factor(t, 4) for t in (0, 2)] == pytest.approx([1.0, 0.75])
-    assert CosineDecay(floor=0.1).factor(9, 4) == pytest.approx(0.1), "past the end it stays at the floor"
+    assert CosineDecay(floor=0.1).factor(9, 4) == pytest.approx(0.1), "after the last round it stays at the floor"
 
 
 def test_cosine_decay_warms_up_first():
-    """Three rounds of warm-up are 1/4, 2/4, 3/4; then half a cosine over the remaining four rounds."""
+    """Three rounds of warm-up have 1/4, 2/4, 3/4; half a cosine follows over the other four rounds."""
     decay = CosineDecay(warmup=3)
     assert [decay.factor(t, 7) for t in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert decay.factor(5, 7) == pytest.approx(0.5)
-    assert CosineDecay(warmup=2).factor(2, 2) == 1.0, "a run that is all warm-up divides by nothing"
+    assert CosineDecay(warmup=2).factor(2, 2) == 1.0, "a run with only warm-up rounds does not divide by zero"
 
 
 def test_exponential_decay():
     assert [ExponentialDecay(rate=0.5).factor(t, 9) for t in range(3)] == [1.0, 0.5, 0.25]
 
 
-def test_each_solver_is_the_optimiser_it_is_named_after():
+def test_each_solver_makes_the_optimiser_of_its_name():
     weight = [torch.nn.Parameter(torch.ones(1))]
     kinds = {}
     for solver in (SGD(lr=0.1, steps=1, momentum=0.9, weight_decay=0.2), Adam(lr=0.1, steps=1), AdamW(lr=0.1, steps=1)):
         optimiser = solver.optimiser(weight, 0.05)
         kinds[type(solver)] = type(optimiser)
-        assert optimiser.param_groups[0]["lr"] == 0.05, "the scheduled rate, not the solver's own"
+        assert optimiser.param_groups[0]["lr"] == 0.05, "the scheduled rate"
         assert optimiser.param_groups[0]["weight_decay"] == solver.weight_decay
     assert kinds == {SGD: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
     assert SGD(lr=0.1, steps=1, momentum=0.9).optimiser(weight, 1.0).param_groups[0]["momentum"] == 0.9
@@ -84,12 +84,12 @@ def test_each_solver_is_the_optimiser_it_is_named_after():
 
 @spec
 class TwiceTrained(FedAvg):
-    """Trains at the clients, and perhaps once more at the server."""
+    """An algorithm with two solvers, one of them optional."""
 
     remote: Solver | None = None
 
 
-def test_an_algorithm_s_solvers_are_its_keys_that_are_solvers():
+def test_the_solvers_of_an_algorithm_are_its_keys_that_are_solvers():
     local, remote = SGD(lr=0.1, steps=1), Adam(lr=0.2, steps=2)
     assert TwiceTrained(local=local).solvers() == [local]
     assert TwiceTrained(local=local, remote=remote).solvers() == [local, remote]

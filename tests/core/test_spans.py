@@ -1,4 +1,4 @@
-"""Spans: seconds that add up, whoever is nested in whom and however many threads are at work."""
+"""Spans: their seconds add up, also for nested spans and parallel threads."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from effuse.core.spans import WAITING, profiling, span
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves when told."""
+    """A clock that the test advances."""
     now = [0.0]
     monkeypatch.setattr(spans.time, "perf_counter", lambda: now[0])
 
@@ -25,7 +25,7 @@ def seconds(profile):
     return {name: s["seconds"] for name, s in profile.report()["spans"].items()}
 
 
-def test_a_span_inside_another_is_taken_out_of_it(clock):
+def test_the_time_of_an_inner_span_is_not_charged_to_the_outer_one(clock):
     """1 s outside, 2 s of a step, 3 s of data within it, 4 s more of the step: 6 + 3 + 1 = 10."""
     with profiling() as profile:
         clock(1)
@@ -39,8 +39,8 @@ def test_a_span_inside_another_is_taken_out_of_it(clock):
     assert report["seconds"] == 10 and sum(s["share"] for s in report["spans"].values()) == pytest.approx(1)
 
 
-def test_threads_at_work_together_share_the_time(clock):
-    """2 s of one thread alone, then 4 s of two, while the main thread waits: 2 + 2 and 2, and nothing is counted twice."""
+def test_parallel_threads_share_the_time(clock):
+    """2 s of one thread alone, then 4 s of two, while the main thread waits: 2 + 2 s and 2 s."""
     steps = [threading.Event() for _ in range(4)]
 
     def first():
@@ -68,7 +68,7 @@ def test_threads_at_work_together_share_the_time(clock):
     assert seconds(profile) == {"step": 4, "client": 2, "aggregate": 0, "other": 0}
 
 
-def test_nothing_is_made_when_nobody_asks():
+def test_nothing_is_measured_without_profiling():
     assert span("step") is span("data")
 
 
@@ -90,4 +90,4 @@ def test_a_span_ends_with_an_error_too(clock):
             clock(1)
             raise ValueError
     assert seconds(profile) == {"step": 1, "other": 0}
-    assert span("step") is span("data"), "and nothing is measured any more"
+    assert span("step") is span("data"), "profiling has ended"

@@ -1,4 +1,4 @@
-"""The grammar of specs: what it reads, what it prints, and what it refuses to evaluate."""
+"""Specs: printed and parsed, frozen and closed."""
 
 from typing import Literal
 
@@ -33,7 +33,7 @@ NEEDY = [
 
 
 def defaults() -> list[Spec]:
-    """Every spec of the project that can be made of nothing, or of a solver alone."""
+    """Every spec of the project that needs no values, or only a solver."""
     made = []
     for cls in registry(Spec).values():
         needed = {"local": LOCAL} if "local" in field_hints(cls) else {}
@@ -45,10 +45,10 @@ def defaults() -> list[Spec]:
 
 
 def test_every_spec_prints_and_parses_to_itself():
-    """In full and in short; the bare minimum of the project has more than thirty of them."""
-    ours = defaults()
-    assert len(ours) > 30 and any(isinstance(s, FedAvg) for s in ours) and any(isinstance(s, FID) for s in ours)
-    for value in [*ours, *NEEDY]:
+    """In full and in short; the project has more than thirty specs that need no values."""
+    specs = defaults()
+    assert len(specs) > 30 and any(isinstance(s, FedAvg) for s in specs) and any(isinstance(s, FID) for s in specs)
+    for value in [*specs, *NEEDY]:
         for shown in (text(value), text(value, full=False), str(value), repr(value)):
             again = build_text(shown, Spec, "here")
             assert type(again) is type(value) and again == value, shown

@@ -1,4 +1,4 @@
-"""The closed wire: everything declared comes back as it was, and nothing else gets in."""
+"""The wire format: every declared value is decoded as it was, and everything else is refused."""
 
 import ast
 import json
@@ -26,7 +26,7 @@ from effuse.models.unet import DigitsUnet
 
 
 def forge(tree: Any, *tensors: Tensor) -> bytes:
-    """A blob with any JSON and any tensors, as only an attacker would write it."""
+    """A message with arbitrary JSON and tensors, as an attacker could write it."""
     named = {f"{i:06d}": t for i, t in enumerate(tensors)}
     return safetensors.torch.save(named, {"effuse": tree if isinstance(tree, str) else json.dumps(tree)})
 
@@ -79,7 +79,9 @@ def test_a_finite_double_beyond_the_range_of_a_float_is_finite():
 
 def test_an_int_in_a_float_field_arrives_as_a_float():
     assert type(decode(encode(Leaf(3, Params({})), Leaf), Leaf).value) is float
-    assert type(decode(encode(3, float | int), float | int)) is int, "where both are declared it stays what it was"
+    assert type(decode(encode(3, float | int), float | int)) is int, (
+        "where both types are declared, the type does not change"
+    )
 
 
 def test_shared_and_strided_tensors_travel():
@@ -102,8 +104,8 @@ def test_subclasses_of_a_message_keep_their_class():
         decode(encode(Server(model), Server), Momentum)
 
 
-def test_bf16_rounds_params_on_their_way_and_nothing_else():
-    """bf16 has 8 bits of precision: 1 + 2^-7 fits, 1 + 2^-9 becomes 1; everyone computes in fp32 again."""
+def test_bf16_rounds_params_and_nothing_else():
+    """bf16 has 8 bits of precision: 1 + 2^-7 fits, 1 + 2^-9 becomes 1. The decoded values are fp32 again."""
     fine = torch.tensor([1 + 2**-7, 1 + 2**-9])
     buffers = Buffers({"m": fine, "n": torch.tensor(257)})
     value = everything(params=Params({"w": fine}), buffers=buffers, tensor=fine, share=1 + 2**-9)
@@ -154,7 +156,7 @@ def test_bf16_halves_the_tensors_of_a_blob():
     ],
     ids=lambda v: v if isinstance(v, str) else next(iter(v)),  # no addresses: both test processes must agree
 )
-def test_a_value_that_is_not_what_was_declared_is_not_sent(change, place):
+def test_a_value_of_another_type_than_declared_is_not_sent(change, place):
     with pytest.raises(WireError, match=place):
         encode(everything(**change), Everything)
 
@@ -233,7 +235,7 @@ def test_decoding_is_closed(field, tree):
     blob = encode(everything(), Everything)
     tensors = [t for _, t in sorted(safetensors.torch.load(blob).items())]
     whole = tree_of(everything(), Everything)
-    assert same(decode(forge(whole, *tensors), Everything), everything()), "the forgery is right but for one field"
+    assert same(decode(forge(whole, *tensors), Everything), everything()), "without a change the forged message is valid"
     with pytest.raises(WireError):
         decode(forge({**whole, field: tree}, *tensors), Everything)
 
@@ -245,13 +247,13 @@ def test_a_missing_field_is_refused():
         decode(forge(whole), Leaf)
 
 
-def test_a_tensor_that_nothing_names_is_refused():
-    with pytest.raises(WireError, match="brings 1 tensors that nothing in it names"):
+def test_a_tensor_that_no_field_names_is_refused():
+    with pytest.raises(WireError, match="has 1 tensors that none of its fields name"):
         decode(forge(named(Other, word="x"), torch.ones(1)), Other)
 
 
-def test_a_tensor_cannot_be_taken_twice():
-    with pytest.raises(WireError, match="taken already"):
+def test_a_tensor_cannot_be_used_twice():
+    with pytest.raises(WireError, match="used twice"):
         decode(forge([[0, "a"], [0, "b"]], torch.ones(1)), list[Params])
 
 
@@ -315,7 +317,7 @@ def test_garbage_is_a_wire_error(blob):
 
 
 def attempt(blob: bytes) -> bool:
-    """Whether a damaged blob still decodes, to something that could be sent on; only a WireError may stop it."""
+    """Whether a damaged message can be decoded and encoded again; otherwise it must raise a WireError."""
     try:
         value = decode(blob, Everything)
     except WireError:
@@ -324,7 +326,7 @@ def attempt(blob: bytes) -> bool:
     return True
 
 
-def test_every_cut_is_noticed():
+def test_every_truncation_is_an_error():
     blob = encode(everything(), Everything)
     assert attempt(blob)
     for end in range(0, len(blob), 3):
@@ -333,7 +335,7 @@ def test_every_cut_is_noticed():
 
 
 def test_damaged_bytes_never_cause_anything_but_a_wire_error():
-    """Flips of one to four bytes anywhere; some only change a number, most break the message."""
+    """One to four random bytes change. Some changes only alter a number; most break the message."""
     blob, rng = encode(everything(), Everything), random.Random(0)
     survived = 0
     for _ in range(1500):
@@ -345,7 +347,7 @@ def test_damaged_bytes_never_cause_anything_but_a_wire_error():
 
 
 def test_damaged_structure_never_causes_anything_but_a_wire_error():
-    """Every node of the JSON tree is replaced by everything it might not be."""
+    """Every node of the JSON tree is replaced by values of other types, or removed."""
     blob = encode(everything(either=leaf()), Everything)
     tensors = [t for _, t in sorted(safetensors.torch.load(blob).items())]
     junk = [None, True, -1, 0, 3, 10**400, 0.5, "", "x", "sgd", "5", [], [0], [0, "w"], [[]], {}, {"": []}, {"1": 1}]
@@ -367,7 +369,7 @@ def test_damaged_structure_never_causes_anything_but_a_wire_error():
 
 
 def test_nothing_in_the_project_can_unpickle():
-    """Neither the modules that do, nor the calls that do unless told otherwise."""
+    """No module that unpickles is imported, and calls that unpickle by default are told not to."""
     openers = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     for path in Path(effuse.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""The algebra of classifier-free guidance."""
+"""The arithmetic of classifier-free guidance."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from effuse.diffusion.guidance import guided
 from effuse.tasks.denoise import NULL
 
 
-def test_blend_by_hand() -> None:
+def test_guidance_by_hand() -> None:
     """cond 3, uncond 1, w = 0.5: 1.5 x 3 - 0.5 x 1 = 4."""
 
     def net(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
@@ -32,7 +32,7 @@ def test_one_evaluation_of_twice_the_batch() -> None:
     assert seen == [(4, [8, 9, 8, 9], [2, 5, -1, -1])]
 
 
-def test_blending_epsilon_is_blending_x0() -> None:
+def test_guidance_of_epsilon_is_guidance_of_x0() -> None:
     """x0 = (x_t - s epsilon) / a is affine in epsilon, and the weights 1 + w and -w sum to one."""
     a, s, w = 0.8, 0.6, 2.5
     x, cond, uncond = torch.randn(3, 5, dtype=torch.float64)
@@ -40,5 +40,5 @@ def test_blending_epsilon_is_blending_x0() -> None:
     def clean(epsilon: Tensor) -> Tensor:
         return (x - s * epsilon) / a
 
-    blended = (1 + w) * cond - w * uncond
-    torch.testing.assert_close(clean(blended), (1 + w) * clean(cond) - w * clean(uncond))
+    guided_epsilon = (1 + w) * cond - w * uncond
+    torch.testing.assert_close(clean(guided_epsilon), (1 + w) * clean(cond) - w * clean(uncond))

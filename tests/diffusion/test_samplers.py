@@ -21,7 +21,7 @@ MANY = torch.Size((4000, 1, 1, 1))
 
 
 def gaussian(task: Denoise, calls: list[Tensor] | None = None) -> Predict:
-    """The exact answer where the data are N(MEAN, STD^2): E[x0 | x_t] = m + a c^2 / (a^2 c^2 + s^2) (x_t - a m)."""
+    """The exact denoiser of data from N(MEAN, STD^2): E[x0 | x_t] = m + a c^2 / (a^2 c^2 + s^2) (x_t - a m)."""
 
     def predict(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         if calls is not None:
@@ -74,18 +74,18 @@ def test_a_gaussian_is_recovered(sampler: Sampler) -> None:
     ids=str,
 )
 def test_targets_are_equivalent(sampler: Sampler, schedule: Linear) -> None:
-    """Networks that know the same, told in epsilon, v or x0, give the same images.
+    """Equivalent networks that predict epsilon, v or x0 give the same images.
 
-    DPM-Solver stops between time steps but tells the network the nearest one, which shifts the three a little apart.
+    DPM-Solver steps between integer time steps but passes the nearest one to the network. So the images differ slightly.
     """
-    shape, off = torch.Size((16, 1, 1, 1)), 1e-2 if isinstance(sampler, DpmSolver) else 2e-3
+    shape, tolerance = torch.Size((16, 1, 1, 1)), 1e-2 if isinstance(sampler, DpmSolver) else 2e-3
     epsilon, v, x0 = (sample(sampler, Denoise(target=target, schedule=schedule), shape) for target in ("epsilon", "v", "x0"))
-    torch.testing.assert_close(v, x0, atol=off, rtol=0)
-    torch.testing.assert_close(epsilon, x0, atol=off, rtol=0)
+    torch.testing.assert_close(v, x0, atol=tolerance, rtol=0)
+    torch.testing.assert_close(epsilon, x0, atol=tolerance, rtol=0)
 
 
 def mistaken(factor: float) -> Predict:
-    """An answer too large or too small: on the way, predicted images leave [-1, 1]."""
+    """A prediction that is too large or too small, so that predicted images leave [-1, 1]."""
     return lambda x, t, labels: factor * gaussian(Denoise())(x, t, labels)
 
 
@@ -93,8 +93,10 @@ def mistaken(factor: float) -> Predict:
 @pytest.mark.parametrize("eta", [0.0, 0.7])
 @pytest.mark.parametrize("clip", [False, True])
 def test_ddim_update_by_hand(spacing: str, eta: float, clip: bool) -> None:
-    """x' = a' x0 + sqrt(s'^2 - sigma^2) epsilon + sigma z, sigma = eta (s'/s) sqrt(1 - a^2/a'^2); at the end a' = 1; if x0 is clipped,
-    epsilon is what is left of x: (x - a x0) / s."""
+    """x' = a' x0 + sqrt(s'^2 - sigma^2) epsilon + sigma z, where sigma = eta (s'/s) sqrt(1 - a^2/a'^2).
+
+    At the last step a' = 1. If x0 is clipped, epsilon is recomputed as (x - a x0) / s.
+    """
     task, shape = Denoise(), torch.Size((8, 1, 2, 2))
     sampler = Ddim(steps=20, eta=eta, spacing=spacing, clip=clip)
     times = list(range(0, 1000, 50)) if spacing == "uniform" else quadratic(1000, 20).tolist()
@@ -119,8 +121,10 @@ def test_ddim_update_by_hand(spacing: str, eta: float, clip: bool) -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 1.1, 1.5])
 def test_ddim_with_all_steps_and_all_noise_is_ancestral(factor: float) -> None:
-    """With eta = 1 and every time step, x' = a' x0 + sqrt(s'^2 - sigma^2) (x - a x0) / s + sigma z is Ho et al.'s Eq. 7 with their
-    beta-tilde; for a clipped x0, too, and only if the noise is that of the clipped one."""
+    """With eta = 1 and every time step, the update is Ho et al.'s Eq. 7 with their beta-tilde.
+
+    This holds for a clipped x0 too, but only if the noise is recomputed from it.
+    """
     ddim, ancestral = (
         sample(sampler, Denoise(), torch.Size((64, 1, 1, 1)), net=mistaken(factor))
         for sampler in (Ddim(steps=1000, eta=1.0, clip=True), Ancestral(clip=True))
@@ -129,8 +133,8 @@ def test_ddim_with_all_steps_and_all_noise_is_ancestral(factor: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1, 1.5])
-def test_clipped_ddim_settles_as_steps_are_added(factor: float) -> None:
-    """250 and 1,000 steps end at the same place: a step loses nothing that does not vanish with its length."""
+def test_clipped_ddim_converges_with_more_steps(factor: float) -> None:
+    """250 and 1,000 steps give the same images."""
     few, many = (
         sample(Ddim(steps=steps, clip=True), Denoise(), torch.Size((64, 1, 1, 1)), net=mistaken(factor))
         for steps in (250, 1000)
@@ -139,7 +143,7 @@ def test_clipped_ddim_settles_as_steps_are_added(factor: float) -> None:
 
 
 def test_quadratic_steps() -> None:
-    """T = 1000, S = 5: c = 800 / 16 = 50, so 0, 50, 200, 450, 800; repeated small steps are left out."""
+    """T = 1000, S = 5: c = 800 / 16 = 50, so 0, 50, 200, 450, 800; repeated small steps are omitted."""
     assert quadratic(1000, 5).tolist() == [0, 50, 200, 450, 800]
     many = quadratic(1000, 100)
     assert 90 < len(many) < 100 and many[0] == 0 and many[-1] == 800 and many.unique().numel() == len(many)
@@ -157,7 +161,7 @@ def test_quadratic_steps() -> None:
     ids=str,
 )
 def test_evaluations(sampler: Sampler, first: int, evaluations: int) -> None:
-    """The network is told falling time steps, one per image; `tick` counts its evaluations."""
+    """The network gets decreasing time steps, one per image. `tick` counts its evaluations."""
     task, calls, ticks = Denoise(schedule=Linear(steps=200)), [], []
     generator = torch.Generator().manual_seed(0)
     sampler.draw(gaussian(task, calls), task, torch.Size((3, 1, 1, 1)), None, generator, lambda: ticks.append(1))
@@ -169,7 +173,7 @@ def test_evaluations(sampler: Sampler, first: int, evaluations: int) -> None:
 
 @pytest.mark.parametrize("sampler", [Ancestral(), Ddim(steps=10, eta=0.5), DpmSolver(steps=5)], ids=str)
 def test_draws_repeat(sampler: Sampler) -> None:
-    """One generator decides, and global randomness is left alone."""
+    """A draw depends only on its generator and does not change torch's default one."""
     task, shape = Denoise(schedule=Linear(steps=50)), torch.Size((4, 1, 2, 2))
     state = torch.random.get_rng_state()
     assert torch.equal(sample(sampler, task, shape), sample(sampler, task, shape))
@@ -178,7 +182,7 @@ def test_draws_repeat(sampler: Sampler) -> None:
 
 
 def test_images_stay_in_range() -> None:
-    """An untrained answer of zero noise blows the image up; what is returned is clamped."""
+    """A prediction of zero noise makes the image grow; the result is clamped."""
     x = sample(Ddim(steps=5), Denoise(), torch.Size((2, 1, 4, 4)), net=lambda x, t, labels: torch.zeros_like(x))
     assert x.min() >= -1.0 and x.max() <= 1.0
 
@@ -188,8 +192,8 @@ def test_guidance_needs_labels() -> None:
         sample(Ddim(guidance=1.0), Denoise(), torch.Size((2, 1, 1, 1)))
 
 
-def test_guided_sampling_leans_towards_the_class() -> None:
-    """The label says +0.5 or -0.5, no label says 0; w = 1 asks for 2 x 0.5 - 0 = 1."""
+def test_guided_sampling_moves_towards_the_class() -> None:
+    """The classes predict +0.5 and -0.5, the null label 0. With w = 1, the first is 2 x 0.5 - 0 = 1."""
     task = Denoise(target="x0")
 
     def net(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
@@ -220,12 +224,12 @@ def test_too_many_steps_and_wrong_tasks_are_refused() -> None:
     ],
     ids=str,
 )
-def test_a_first_step_that_is_not_yet_noise_is_refused(sampler: Sampler, schedule: Linear, first: int, left: int) -> None:
-    """1000 // 510 = 1, so 510 steps are 509 to 0, where a = exp(-(0.0001 * 510 + 0.0199 * 510^2 / 2000) / 2) = 0.27; quadratic ones
-    begin at 0.8 T, where a cosine has cos(0.8 pi / 2) = 0.31 left and a linear schedule 0.04."""
-    with pytest.raises(
-        RecipeError, match=f"first step is at {first} of 1000, where training images are still there by {left}%"
-    ):
+def test_a_first_step_with_too_much_signal_is_refused(sampler: Sampler, schedule: Linear, first: int, left: int) -> None:
+    """1000 // 510 = 1, so 510 steps are 509 to 0. At 509, a = exp(-(0.0001 * 510 + 0.0199 * 510^2 / 2000) / 2) = 0.27.
+
+    Quadratic steps begin at 0.8 T, where a cosine schedule has a = cos(0.8 pi / 2) = 0.31 and a linear one 0.04.
+    """
+    with pytest.raises(RecipeError, match=f"first step is at {first} of 1000, where training images keep {left}% of their"):
         sampler.ready(Denoise(schedule=schedule), conditional=False)
     for good in (Ancestral(steps=400), Ddim(spacing="quadratic"), Ddim(steps=10)):
         good.ready(Denoise(), conditional=False)

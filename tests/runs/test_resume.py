@@ -18,10 +18,10 @@ from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.scaffold import Scaffold
-from effuse.core.aggregate import Clipped, Median
 from effuse.core.algorithm import Server
 from effuse.core.errors import FederationError, RunError
 from effuse.core.recipe import Evaluate
+from effuse.core.reducers import Clipped, Median
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
 from effuse.machines.eager import Eager

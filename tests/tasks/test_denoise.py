@@ -1,4 +1,4 @@
-"""The denoising objective: its draws, its targets, its distances."""
+"""The denoising objective: random numbers, targets and distances."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ IMAGE = torch.Size((1, 4, 4))
 
 
 class Oracle(nn.Module):
-    """Knows that every image is the constant c, and so answers perfectly."""
+    """The exact output if every image is the constant c."""
 
     def __init__(self, task: Denoise, c: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Oracle(nn.Module):
 
 
 class Answer(nn.Module):
-    """Answers the same number everywhere."""
+    """Returns a constant."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_min_snr_weights_by_hand() -> None:
 
 
 def test_min_snr_makes_every_target_the_same_loss() -> None:
-    """Guessing 0.6 where the image is 0.3 costs min(SNR, 5) 0.09 on average, whatever the network is asked for."""
+    """A prediction of 0.6 for an image of 0.3 has loss min(SNR, 5) 0.09 on average, for every target."""
     expected = batch_of(Denoise()).drawn
     snr = (expected["a"] / expected["s"]).square()
     for target in ("epsilon", "v", "x0"):
@@ -95,8 +95,8 @@ def test_min_snr_makes_every_target_the_same_loss() -> None:
         assert loss == pytest.approx(0.09 * snr.clamp(max=5).mean().item(), rel=1e-3)
 
 
-def test_padding_counts_for_nothing() -> None:
-    """Draws are made for the full batch, so that 3 images padded to 5 see what 3 of 5 would."""
+def test_padding_does_not_count() -> None:
+    """Random numbers are drawn for the full batch, so 3 images padded to 5 get those of the first 3 of 5."""
     task = Denoise()
     whole = batch_of(task, 5)
     weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
@@ -107,7 +107,7 @@ def test_padding_counts_for_nothing() -> None:
 
 
 def test_draws_repeat_in_a_fixed_order() -> None:
-    """Time steps, then noise, then dropped labels, all from one generator and whatever the target or the drop rate."""
+    """Time steps, then noise, then dropped labels, from one generator; neither target nor drop rate changes them."""
     generator = torch.Generator().manual_seed(3)
     t = torch.randint(1000, (4,), generator=generator)
     noise = torch.randn((4, *IMAGE), generator=generator)
@@ -124,8 +124,8 @@ def test_dropped_labels_become_null() -> None:
     batch = batch_of(task, 4000)
     labels = task.labels(batch)
     assert (labels == -1).float().mean().item() == pytest.approx(0.25, abs=0.03)
-    kept = labels != -1
-    assert torch.equal(labels[kept], batch.labels[kept])
+    others = labels != -1
+    assert torch.equal(labels[others], batch.labels[others])
 
 
 def test_time_steps_are_uniform_and_in_range() -> None:
@@ -134,8 +134,8 @@ def test_time_steps_are_uniform_and_in_range() -> None:
     assert len(counts) == 50 and counts.min() > 50
 
 
-def test_the_step_needs_nothing_but_its_inputs() -> None:
-    """The loss traces into one graph without looking at values, so it can be captured."""
+def test_the_loss_reads_no_values() -> None:
+    """It runs on the meta device, so it can be captured."""
     task = Denoise(drop=0.1)
     net = nn.Conv2d(1, 1, 3, padding=1)
 

@@ -1,4 +1,4 @@
-"""Noise schedules: published constants, and agreement with diffusers to the bit."""
+"""Noise schedules: known constants, and agreement with diffusers."""
 
 import pytest
 import torch
@@ -23,12 +23,12 @@ from effuse.tasks.schedules import Cosine, Linear, NoiseSchedule, ScaledLinear, 
     ],
 )
 def test_published_constants(schedule: NoiseSchedule, index: int, value: float) -> None:
-    """Constants worked out by hand from the betas; alpha_bar_n of the text is entry n - 1."""
+    """Constants computed by hand from the betas; alpha_bar_n is entry n - 1."""
     assert schedule.alpha_bar()[index].item() == pytest.approx(value, rel=5e-5)
 
 
-def test_rescaling_keeps_the_end_dark() -> None:
-    """T = 500 doubles beta, so that about as little of the image is left as after 1000 steps."""
+def test_rescaled_schedules_end_in_noise() -> None:
+    """T = 500 doubles beta, so that about as little signal remains as after 1000 steps."""
     assert Linear(steps=500).ends == (2e-4, 0.04)
     assert Linear(steps=500).alpha_bar()[-1].item() < 5e-5
     assert Linear(steps=100).alpha_bar()[-1].item() < 5e-5
@@ -47,8 +47,8 @@ def test_rescaling_keeps_the_end_dark() -> None:
         Cosine(steps=123),
     ],
 )
-def test_diffusers_makes_the_same_numbers(schedule: NoiseSchedule) -> None:
-    """Training and sampling see one alpha_bar, and the saved configuration is readable, without a list of betas."""
+def test_diffusers_computes_the_same_schedule(schedule: NoiseSchedule) -> None:
+    """Training and sampling use the same alpha_bar, and the saved configuration needs no list of betas."""
     from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
 
     for kind in (DDPMScheduler, DDIMScheduler, DPMSolverMultistepScheduler):

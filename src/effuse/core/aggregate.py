@@ -1,34 +1,24 @@
-"""How the replies of a cohort become one: what the fields of a reply declare, and the rules that a recipe can choose."""
+"""Aggregation: the fields of a reply that are reduced, and the weighted mean that reduces them."""
 
 import dataclasses
 import enum
 import functools
-import math
 import typing
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat
-from torch import Tensor
-
-from effuse.core.errors import FederationError
 from effuse.core.message import is_message
-from effuse.core.model import Model
 from effuse.core.params import Mean, Params
 from effuse.core.spec import Spec, spec
-from effuse.core.visit import each_params, through_wire
-
-Rule = Callable[[Tensor], Tensor]  # one tensor of every reply, stacked, to one tensor
 
 
 class CountsAs(enum.Enum):
     """What a reply counts for in the mean of a field, as `model: Annotated[Model, by_weight]` declares it."""
 
-    WEIGHT = "by weight"  # the reply's `weight`, or what the server's own rule gives to its client
+    WEIGHT = "by weight"  # the reply's `weight`, or the server's own weight for the client
     COUNT = "by count"  # one, whatever the weight
 
 
@@ -38,25 +28,35 @@ Fields = Mapping[str, CountsAs]
 
 @functools.cache
 def reduced_fields(reply: Any) -> Fields:
-    """The fields of a reply that are reduced, and by what share."""
+    """The fields of a reply that are reduced, each with what the reply counts for."""
     hints = typing.get_type_hints(reply, include_extras=True) if is_message(reply) else {}
-    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, CountsAs)}
+    metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: mark for name, marks in metadata.items() for mark in marks if isinstance(mark, CountsAs)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduced:
-    """What became of a cohort's replies."""
+    """The result of reducing a cohort's replies."""
 
-    value: SimpleNamespace  # the reduced fields under the reply's own names; None where nobody brought one
+    value: SimpleNamespace  # the reduced fields under the reply's own names; None where no reply had a value
     weight: float  # the total of the weights
     heard: tuple[int, ...] = ()  # the clients whose reply was accepted, in cohort order
+
+
+class Reduction(Protocol):
+    """A reduction in progress: replies are added one by one."""
+
+    weight: float  # the total of the weights so far
+    nbytes: int  # of the replies that it holds in memory
+
+    def add(self, client: int, values: Mapping[str, Any], weight: float) -> None: ...
+    def value(self) -> SimpleNamespace: ...
 
 
 class Means:
     """Running means of the fields; one reply is in memory at a time."""
 
-    nbytes = 0  # of the replies that it holds
+    nbytes = 0
 
     def __init__(self, fields: Fields, start: Reduced | None = None) -> None:
         self.fields, self.weight = fields, 0.0
@@ -81,105 +81,36 @@ class Means:
                 self._means[name].add(value, share)
 
     def value(self) -> SimpleNamespace:
-        found: dict[str, Any] = dict.fromkeys(self.fields)
-        found |= {name: mean.value for name, mean in self._means.items()}
-        found |= {name: {part: mean.value for part, mean in parts.items()} for name, parts in self._parts.items()}
-        found |= {name: number_of(told, self.fields[name]) for name, told in self._numbers.items()}
-        return SimpleNamespace(**found)
+        fields: dict[str, Any] = dict.fromkeys(self.fields)
+        fields |= {name: mean.value for name, mean in self._means.items()}
+        fields |= {name: {part: mean.value for part, mean in parts.items()} for name, parts in self._parts.items()}
+        fields |= {name: mean_number(pairs, self.fields[name]) for name, pairs in self._numbers.items()}
+        return SimpleNamespace(**fields)
 
 
-def number_of(told: Sequence[tuple[float, float]], share: CountsAs) -> float:
-    """The mean of the numbers that were told."""
-    if share is by_count:
-        return sum(number for number, _ in told) / len(told)
-    return sum(number * weight for number, weight in told) / sum(weight for _, weight in told)
-
-
-class Together:
-    """The replies of a whole cohort in CPU memory, reduced tensor by tensor when all are there."""
-
-    def __init__(self, by: "Holding", fields: Fields) -> None:
-        self.by, self.fields, self.weight, self.nbytes = by, fields, 0.0, 0
-        self.replies: dict[int, dict[str, Any]] = {}
-
-    def add(self, client: int, values: Mapping[str, Any], weight: float) -> None:
-        self.weight += weight
-        for first, reply in list(self.replies.items())[:1]:
-            if _layout(reply) != _layout(values):
-                apart = f"clients {first} and {client} report different parts"
-                raise FederationError(f"{apart}, and {self.by} needs equal ones; use mean() or clipped(...)")
-        self.device = next((tensor.device for tensor in tensors_of(values).values()), torch.device("cpu"))
-        self.nbytes += sum(item.nbytes for item in each_params(values))
-        self.replies[client] = {name: _in_cpu_memory(value) for name, value in values.items()}
-
-    def value(self) -> SimpleNamespace:
-        if not self.replies:
-            return SimpleNamespace(**dict.fromkeys(self.fields))
-        rule = self.by.rule(self.replies)
-        columns = {name: [reply[name] for reply in self.replies.values()] for name in self.fields}
-        return SimpleNamespace(**{name: _stacked(column, rule, self.device) for name, column in columns.items()})
-
-
-def _layout(value: Any) -> Any:
-    """Names and shapes of a reply; a number may be missing."""
-    if isinstance(value, Model):
-        return value.arch, _layout(value.params), _layout(value.buffers)
-    if isinstance(value, Params):
-        return {name: tuple(tensor.shape) for name, tensor in value.items()}
-    return {key: _layout(item) for key, item in value.items()} if isinstance(value, Mapping) else None
-
-
-def tensors_of(value: Any, place: str = "") -> dict[str, Tensor]:
-    """Every tensor of a reply by its place."""
-    if isinstance(value, Tensor):
-        return {place: value}
-    if isinstance(value, Model):
-        value = {"params": value.params, "buffers": value.buffers}
-    items = value.items() if isinstance(value, Mapping) else ()
-    return {k: t for key, item in items for k, t in tensors_of(item, f"{place}/{key}").items()}
-
-
-def _in_cpu_memory(value: Any) -> Any:
-    if isinstance(value, Params):
-        return value if value.hollow else value.to("cpu")
-    if isinstance(value, Model):
-        return Model(value.arch, _in_cpu_memory(value.params), _in_cpu_memory(value.buffers))
-    return {key: _in_cpu_memory(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _stacked(values: list[Any], rule: Rule, device: torch.device) -> Any:
-    """One value of many alike: floats by the rule, integers (counters) by their maximum, single numbers by their mean."""
-    first = values[0]
-    if isinstance(first, Model):
-        params, buffers = (_stacked([getattr(v, part) for v in values], rule, device) for part in ("params", "buffers"))
-        return Model(first.arch, params, buffers)
-    if isinstance(first, Params):
-        if first.hollow:
-            return first
-        columns = {name: torch.stack([v[name] for v in values]) for name in first}
-        return type(first)({k: rule(c) if c.is_floating_point() else c.amax(0) for k, c in columns.items()}).to(device)
-    if isinstance(first, dict):
-        return {key: _stacked([v[key] for v in values], rule, device) for key in first}
-    told = [(v, 1.0) for v in values if v is not None]
-    return number_of(told, by_count) if told else None
+def mean_number(pairs: Sequence[tuple[float, float]], counts_as: CountsAs) -> float:
+    """The mean of (number, weight) pairs."""
+    if counts_as is by_count:
+        return sum(number for number, _ in pairs) / len(pairs)
+    return sum(number * weight for number, weight in pairs) / sum(weight for _, weight in pairs)
 
 
 @spec
 class Reducer(Spec, ABC):
-    """How the replies of a cohort become one."""
+    """The rule by which the replies of a cohort become one."""
 
-    holds: ClassVar[bool] = False  # whether the whole cohort's replies lie in CPU memory, and must have equal parts
+    holds: ClassVar[bool] = False  # whether it holds all replies of the cohort in CPU memory; their parts must then be equal
 
     def lacks(self, replies: int) -> str | None:
         """Why so few replies are not enough, in a sentence."""
         return None
 
     @abstractmethod
-    def begin(self, fields: Fields, start: Reduced | None) -> Means | Together:
-        """A reduction to which replies are added one by one."""
+    def begin(self, fields: Fields, start: Reduced | None) -> Reduction:
+        """A new reduction; a mean continues from `start`."""
 
     def prepared(self, values: dict[str, Any], message: Any, wire: str) -> dict[str, Any]:
-        """What is added for a reply, given the message that it answers and how that travelled."""
+        """The values to add for a reply, given the message that it answers and the wire's number format."""
         return values
 
 
@@ -187,117 +118,34 @@ class Reducer(Spec, ABC):
 class Average(Reducer, name="mean"):
     """The weighted mean."""
 
-    def begin(self, fields: Fields, start: Reduced | None) -> Means | Together:
+    def begin(self, fields: Fields, start: Reduced | None) -> Reduction:
         return Means(fields, start)
 
 
-@spec
-class Clipped(Average):
-    """The weighted mean of replies whose difference to what was sent has been scaled down to `norm` at most.
+class Groups:
+    """One reduction for each group of clients."""
 
-    The length is that of all reduced fields together. Models, and parts of one, differ from the model that the client was sent;
-    other Params are differences already. Buffers and single numbers stay as they are.
-    """
+    def __init__(
+        self, by: Reducer, fields: Fields, group_of: Mapping[int, Any], starts: Mapping[Any, Reduced | None]
+    ) -> None:
+        self.by, self.fields, self.group_of = by, fields, group_of
+        self.reductions = {g: by.begin(fields, starts.get(g)) for g in dict.fromkeys(group_of.values())}
+        self.heard: dict[Any, list[int]] = {g: [] for g in self.reductions}
 
-    norm: PositiveFloat
+    @property
+    def nbytes(self) -> int:
+        return sum(reduction.nbytes for reduction in self.reductions.values())
 
-    def prepared(self, values: dict[str, Any], message: Any, wire: str) -> dict[str, Any]:
-        arguments = (getattr(message, f.name) for f in dataclasses.fields(message))
-        sent = [through_wire(value, wire) for value in arguments if isinstance(value, Model)]
-        if len(sent) != 1 and any(isinstance(value, (Model, dict)) for value in values.values()):
-            raise FederationError(f"{self} measures from the one model that a client was sent, and it was sent {len(sent)}")
-        lengths: list[float] = []
+    def add(self, client: int, reply: Any, weight: float | None, message: Any, wire: str) -> None:
+        """Add a client's reply to `message`, with the server's weight or, where that is None, the reply's own."""
+        group = self.group_of[client]
+        self.heard[group].append(client)
+        if weight is None:
+            weight = getattr(reply, "weight", 1.0)
+        elif weight == 0:
+            return
+        values = {name: getattr(reply, name) for name in self.fields}
+        self.reductions[group].add(client, self.by.prepared(values, message, wire), weight)
 
-        def measured(begun: Params, reply: Params) -> Params:
-            lengths.append(0.0 if reply.hollow else float((reply - begun).norm()))
-            return reply
-
-        _changed(values, sent, measured)
-        length = math.hypot(*lengths)
-        if length <= self.norm:
-            return values
-        return _changed(values, sent, lambda begun, reply: begun.lerp(reply, self.norm / length))
-
-
-def _changed(values: dict[str, Any], sent: list[Model], change: Callable[[Params, Params], Params]) -> dict[str, Any]:
-    """A reply with all of its Params changed, each given what it differs from."""
-    changed = dict(values)
-    for name, value in values.items():
-        if isinstance(value, Model):
-            changed[name] = value.holding(change(sent[0].params, value.params))
-        elif isinstance(value, dict):
-            changed[name] = {k: change(sent[0].params.select(part.__contains__), part) for k, part in value.items()}
-        elif isinstance(value, Params):
-            changed[name] = change(value.zeros(), value)
-    return changed
-
-
-@spec
-class Holding(Reducer, ABC):
-    """A rule that looks at the replies of the whole cohort at once, and at no weights."""
-
-    holds: ClassVar[bool] = True
-
-    def begin(self, fields: Fields, start: Reduced | None) -> Means | Together:
-        if start is not None:
-            raise FederationError(
-                f"{self} sees all replies at once and cannot go on from a mean; use mean() or clipped(...)"
-            )
-        return Together(self, fields)
-
-    @abstractmethod
-    def rule(self, replies: Mapping[int, Mapping[str, Any]]) -> Rule:
-        """What becomes of one tensor of every reply."""
-
-
-@spec
-class Median(Holding):
-    """The median of every coordinate (Yin et al., 2018); of an even number, the mean of the two in the middle."""
-
-    def rule(self, replies: Mapping[int, Mapping[str, Any]]) -> Rule:
-        n = len(replies)
-        return lambda column: column.sort(0).values[(n - 1) // 2 : n // 2 + 1].mean(0)
-
-
-@spec
-class Trimmed(Holding):
-    """The mean of every coordinate without its smallest and its largest values, a share of each (Yin et al., 2018)."""
-
-    share: Annotated[float, Field(gt=0, lt=0.5)]  # beta; of n replies, the whole part of beta n is dropped at either end
-
-    def lacks(self, replies: int) -> str | None:
-        return None if self.drops(replies) else f"{self} drops none of {replies} replies; raise share, or ask more clients"
-
-    def drops(self, n: int) -> int:
-        return int(self.share * n + 1e-9)  # 0.29 x 100 is 28.999... in floating point
-
-    def rule(self, replies: Mapping[int, Mapping[str, Any]]) -> Rule:
-        n, k = len(replies), self.drops(len(replies))
-        return lambda column: column.sort(0).values[k : n - k].mean(0)
-
-
-@spec
-class Krum(Holding):
-    """The one reply that is closest to its n - f - 2 nearest others (Blanchard et al., 2017); of equals, the lowest client's."""
-
-    f: NonNegativeInt  # clients that may send anything
-
-    def lacks(self, replies: int) -> str | None:
-        least = 2 * self.f + 3
-        enough = replies >= least
-        return None if enough else f"{self} needs 2 f + 3 = {least} replies, not {replies}; lower f, or ask more clients"
-
-    def rule(self, replies: Mapping[int, Mapping[str, Any]]) -> Rule:
-        if (why := self.lacks(len(replies))) is not None:
-            raise FederationError(why)
-        numbers = list(replies)
-        each = [{k: t for k, t in tensors_of(reply).items() if t.is_floating_point()} for reply in replies.values()]
-        if any(t.is_meta for t in each[0].values()):  # a rehearsal, in which all replies are alike
-            return lambda column: column[0]
-        far = torch.zeros(len(each), len(each), dtype=torch.float64)
-        for i, one in enumerate(each):
-            for j, other in enumerate(each[:i]):
-                far[i, j] = far[j, i] = sum(((one[k].double() - other[k].double()) ** 2).sum() for k in one)
-        nearest = far.sort(1).values[:, 1 : len(each) - self.f - 1].sum(1).tolist()  # the very nearest is the reply itself
-        chosen = min(range(len(each)), key=lambda i: (nearest[i], numbers[i]))
-        return lambda column: column[chosen]
+    def results(self) -> dict[Any, Reduced]:
+        return {g: Reduced(r.value(), r.weight, tuple(self.heard[g])) for g, r in self.reductions.items()}

@@ -21,7 +21,7 @@ FEDERATE = "federate"  # the phase whose rounds the recipe counts
 
 @message(name="server")
 class Server:
-    """What the server knows after a round; it is a message, so a checkpoint is its wire form."""
+    """The server's state after a round. It is a message, so a checkpoint is its wire form."""
 
     model: Model
     phase: str = dataclasses.field(default=FEDERATE, kw_only=True)
@@ -29,7 +29,7 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What may be asked of a client: a name, the message it takes, the message it gives."""
+    """A request that a client can carry out: its name, the message it takes and the type that it returns."""
 
     name: str
     arguments: type  # a message made from the signature
@@ -37,12 +37,12 @@ class Job:
 
 
 def on_client(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a method as a job; its annotated arguments and its return value are all that crosses."""
+    """Mark a method as a job. Only its annotated arguments and its return value cross the wire."""
     function.__on_client__ = True  # type: ignore[attr-defined]
     return function
 
 
-def _job(cls: type, function: Callable[..., Any]) -> Job:
+def _job(cls: type["Algorithm"], function: Callable[..., Any]) -> Job:
     where = f"{cls.__qualname__}.{function.__name__}"
     hints = typing.get_type_hints(function)
     names = list(inspect.signature(function).parameters)[2:]  # self, client
@@ -56,9 +56,9 @@ def _job(cls: type, function: Callable[..., Any]) -> Job:
 
 @spec
 class Algorithm(Spec, ABC):
-    """A frozen set of hyper-parameters with straight-line code on both sides of `fed.ask`.
+    """Hyper-parameters, and straight-line code on both sides of `fed.ask`.
 
-    What few algorithms do, such as personal models or edges, is declared by a base class of `core/capabilities.py`.
+    What only few algorithms do, such as personal models or edges, is declared by a base class of `core/capabilities.py`.
     """
 
     jobs: ClassVar[dict[str, Job]] = {}
@@ -70,39 +70,39 @@ class Algorithm(Spec, ABC):
         cls.jobs = {**inherited, **own}
 
     def solvers(self) -> list[Solver]:
-        """Everything that trains here: the keys that are solvers."""
+        """All solvers among the keys."""
         values = (getattr(self, f.name) for f in dataclasses.fields(self))
         return [v for v in values if isinstance(v, Solver)]
 
     def ready(self, clients: int) -> None:
-        """Refuse, before anything is computed, what cannot work with that many clients."""
+        """Refuse settings that cannot work with that many clients, before anything is computed."""
 
     def setup(self, model: Model, fed: "Federation") -> Server:
-        """The state before the first round; neither fits nor generates."""
+        """The state before the first round. It may neither fit nor generate."""
         return Server(model)
 
     @abstractmethod
-    def round(self, server: Server, fed: "Federation") -> Server:
-        """One round: ask clients, combine their answers."""
+    def round(self, server: Any, fed: "Federation") -> Server:
+        """One round: ask clients, combine their answers. `server` is what `setup` or the last round returned."""
 
     def deliver(self, server: Server) -> Model:
         """The global model that is evaluated and saved."""
         return server.model
 
     def warnings(self, rounds: int) -> list[str]:
-        """What a reader should know before a run of so many rounds."""
+        """Warnings to print before a run of that many rounds."""
         return []
 
 
 def job_of(algorithm: Algorithm, name: str) -> Job:
-    """The declared job of that name; nothing else can be dispatched."""
+    """The declared job of that name; only declared jobs can be dispatched."""
     if name not in algorithm.jobs:
         raise FederationError(f"{algorithm.name} has no job '{name}'; it has {', '.join(sorted(algorithm.jobs)) or 'none'}")
     return algorithm.jobs[name]
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """A message's fields without copying what they hold."""
+    """A message's fields; their values are not copied."""
     if not is_message(type(value)):
         raise WireError(f"{type(value).__name__} is not a message")
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

@@ -1,4 +1,4 @@
-"""Specs from text: what was parsed gets its types, and keys are set by dotted paths."""
+"""Specs from text: parsed values are given their types, and keys are set by dotted paths."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def build(value: Any, hint: Any, where: str) -> Any:
 
 
 def build_text(source: str, hint: Any, where: str) -> Any:
-    """Parse text for a place of a known type; where plain text is welcome, anything unparsable is that text."""
+    """Parse text for a key of a known type. Where plain text is accepted, what cannot be parsed is taken as text."""
     try:
         value = parse(source)
     except RecipeError as error:
@@ -43,7 +43,7 @@ def build_text(source: str, hint: Any, where: str) -> Any:
     return build(value, hint, where)
 
 
-def _build_spec(call: Call, base: type, where: str) -> Spec:
+def _build_spec(call: Call, base: type[Spec], where: str) -> Spec:
     cls = find(base, call.name, where)
     hints = field_hints(cls)
     if len(call.args) > len(hints):
@@ -59,11 +59,11 @@ def _build_spec(call: Call, base: type, where: str) -> Spec:
     return make(cls, values, where)
 
 
-def make(cls: type, values: dict[str, Any], where: str) -> Any:
-    """Construct a spec, telling a wrong value as one sentence."""
+def make(cls: type[Spec], values: dict[str, Any], where: str) -> Any:
+    """Construct a spec. A wrong value is an error of one sentence."""
     try:
         return cls(**values)
-    except ArithmeticError as error:  # a check that divides by a value which is zero
+    except ArithmeticError as error:  # a check divided by a value that is zero
         raise RecipeError(f"{where or cls.name}: these values do not go together: {error}") from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
@@ -73,11 +73,11 @@ def make(cls: type, values: dict[str, Any], where: str) -> Any:
         if first["type"] == "value_error":
             raise RecipeError(f"{where or cls.name}: {first['ctx']['error']}") from None
         key = first["loc"][0] if first["loc"] else ""
-        alike = [e["msg"] for e in error.errors() if e["loc"][:1] == first["loc"][:1] and e["input"] is first["input"]]
-        if len(alike) > 1:  # pydantic tells each member of a union apart, in words of its own
+        messages = [e["msg"] for e in error.errors() if e["loc"][:1] == first["loc"][:1] and e["input"] is first["input"]]
+        if len(messages) > 1:  # pydantic reports each member of a union, and adds the member's name to the place
             place = ".".join(str(p) for p in (where, key) if p != "")
-        message = " or ".join(m[0].lower() + m[1:] for m in dict.fromkeys(alike))
-        hint = field_hints(cls).get(key)
+        message = " or ".join(m[0].lower() + m[1:] for m in dict.fromkeys(messages))
+        hint = field_hints(cls).get(str(key))
         base = spec_type(hint) or spec_type(item_hint(hint))
         if base is not None and first["type"] in ("is_instance_of", "dataclass_exact_type", "dataclass_type"):
             message = f"expected a {base.name.replace('_', ' ')}; {nearest('', (c.name for c in registry(base).values()))}"
@@ -85,7 +85,7 @@ def make(cls: type, values: dict[str, Any], where: str) -> Any:
 
 
 def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str = "") -> Spec:
-    """Set keys of the spec at a path from text of the grammar, all at once, for some are only right together."""
+    """Set keys of the spec at a path from text of the grammar, all together: one may be valid only with another."""
     hints = field_hints(type(value))
     for key in path[:1] or sources:
         if key not in hints:
@@ -97,23 +97,23 @@ def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str
     inner = getattr(value, key)
     if not isinstance(inner, Spec):
         wanted = ".".join([*path, next(iter(sources))])
-        raise RecipeError(f"{place}: {inner!r} has no keys of its own, so '{wanted}' leads nowhere")
+        raise RecipeError(f"{place}: {inner!r} has no keys of its own, so '{wanted}' does not exist")
     return with_values(value, where, **{key: replace(inner, path[1:], sources, place)})
 
 
-def fallen_back(before: Spec, after: Spec, where: str = "") -> list[str]:
-    """The keys of both that `before` had set and that `after`, which came in its place, has at their defaults."""
-    found: list[str] = []
-    defaults = [{f.name: f.default for f in dataclasses.fields(s)} for s in (before, after)]  # type: ignore[arg-type]
+def reset_keys(before: Spec, after: Spec, where: str = "") -> list[str]:
+    """The keys that `before` had set and that its replacement `after` leaves at their defaults."""
+    reset: list[str] = []
+    defaults = [{f.name: f.default for f in dataclasses.fields(s)} for s in (before, after)]
     for key in field_hints(type(after)):
         was, now = getattr(before, key, None), getattr(after, key)
         if was == now or key not in defaults[0]:
             continue
         if isinstance(was, Spec) and isinstance(now, Spec) and now != defaults[1][key]:
-            found += fallen_back(was, now, _below(where, key))
+            reset += reset_keys(was, now, _below(where, key))
         elif now == defaults[1][key] and was != defaults[0][key]:
-            found.append(f"{_below(where, key)}={text(now, full=False)} (was {text(was, full=False)})")
-    return found
+            reset.append(f"{_below(where, key)}={text(now, full=False)} (was {text(was, full=False)})")
+    return reset
 
 
 def _below(where: str, key: str) -> str:
@@ -122,5 +122,5 @@ def _below(where: str, key: str) -> str:
 
 def with_values(value: Spec, where: str, /, **changes: Any) -> Any:
     """A copy of a spec with some values changed, checked like a new one."""
-    values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+    values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return make(type(value), values | changes, where)

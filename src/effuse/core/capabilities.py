@@ -1,10 +1,10 @@
-"""What some algorithms do and most do not. An algorithm inherits a capability to declare it; a caller asks `isinstance`."""
+"""Capabilities that few algorithms have. An algorithm inherits from a capability to declare it; callers use `isinstance`."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from effuse.core.algorithm import Algorithm, Server, on_client
+from effuse.core.algorithm import Algorithm, on_client
 from effuse.core.message import message
 from effuse.core.metric import Images
 from effuse.core.model import Model
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @message(name="personal.samples")
 class PersonalSamples:
-    """A client's personal model, shown by what it draws and by its digest; the model itself stays."""
+    """Images from a client's personal model, and its digest. The model itself stays at the client."""
 
-    images: Images | None  # None when none were asked for
+    images: Images | None  # None when no images were requested
     digest: str
 
 
 class Personal(Algorithm):
-    """Every client ends with a model of its own. It stays at the client and is evaluated there."""
+    """Every client ends with its own model. It stays at the client and is evaluated there."""
 
     @abstractmethod
-    def owners(self, server: Server, fed: "Federation") -> Sequence[int]:
-        """The clients that have trained a model of their own; only these are evaluated."""
+    def owners(self, server: Any, fed: "Federation") -> Sequence[int]:
+        """The clients that have trained their own model; only these are evaluated."""
 
     @abstractmethod
     def own(self, client: Client, model: Model) -> Model:
@@ -37,11 +37,11 @@ class Personal(Algorithm):
 
     @property
     def averages(self) -> bool:
-        """Whether clients keep moving averages of their models, which are then evaluated beside them."""
+        """Whether clients keep moving averages of their models; the averages are then evaluated too."""
         return False
 
     def own_average(self, client: Client, model: Model) -> Model:
-        """The moving average of a client's own model, where `averages` says that there is one."""
+        """The moving average of a client's own model; called only where `averages` is true."""
         raise NotImplementedError
 
     @on_client
@@ -51,44 +51,44 @@ class Personal(Algorithm):
 
 
 class Hierarchical(Algorithm):
-    """Clients talk to edges, and edges to the cloud by `fed.carry`. Both links are charged apart."""
+    """Clients exchange messages with edges, and edges with the cloud by `fed.carry`. Both links are charged separately."""
 
 
 class Discloses(Algorithm):
-    """Clients send histograms of their labels. A class must then have one number at every site."""
+    """Clients send histograms of their labels. A class must then have the same number at every site."""
 
     @abstractmethod
-    def spent(self, server: Server) -> dict[str, Any] | None:
-        """The privacy that the histograms cost each client; None where they are exact."""
+    def spent(self, server: Any) -> dict[str, Any] | None:
+        """The privacy budget that the histograms cost each client; None where they are exact."""
 
 
 class Draws(Algorithm):
-    """The server keeps synthetic images. They are measured beside the model's own when a run ends."""
+    """The server holds synthetic images. They are measured, like those of the model, when a run ends."""
 
     @abstractmethod
-    def images(self, server: Server) -> Images | None:
-        """The images, if there are any by now."""
+    def images(self, server: Any) -> Images | None:
+        """The images, if there are any yet."""
 
 
 class Averages(Algorithm):
-    """The algorithm keeps a moving average of the weights itself. It is evaluated and saved beside the model."""
+    """The algorithm maintains its own moving average of the weights, which is evaluated and saved with the model."""
 
     @abstractmethod
-    def average(self, server: Server) -> Params | None:
+    def average(self, server: Any) -> Params | None:
         """The average, where the solver keeps one."""
 
 
 class StopsEarly(Algorithm):
-    """Trained values may end a run before the recipe's last round. A rehearsal shows the longest run."""
+    """Trained values may end a run before the recipe's last round. A rehearsal assumes that they do not."""
 
-    early_stop: ClassVar[str]  # the reason, for whoever reads the rehearsal
+    early_stop: ClassVar[str]  # the reason, which the rehearsal prints
 
     @abstractmethod
-    def done(self, server: Server) -> bool:
+    def done(self, server: Any) -> bool:
         """Whether to stop now."""
 
 
 class Companions(Algorithm):
-    """The loss calls frozen networks beside the one that trains."""
+    """The loss calls frozen networks in addition to the one that is trained."""
 
-    frozen: ClassVar[int]  # passes up to a network's features that every training image costs beside its own
+    frozen: ClassVar[int]  # additional forward passes, up to the features, that every training image costs

@@ -1,11 +1,11 @@
-"""What a client holds: labelled images as integers, the split that gave them to it, and where they came from."""
+"""The data of a client: labelled images as integers, the partition that assigned them, and their source."""
 
 import dataclasses
 import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ COLUMNS = ("images", "labels", "groups", "domains")  # of a data set: one entry 
 
 
 class Shape(NamedTuple):
-    """What a network must know of the data it is made for."""
+    """The properties of a data set that determine a network's inputs and outputs."""
 
     side: int
     channels: int
@@ -28,15 +28,15 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Labelled square images, N x C x H x W, as the unsigned integers they were stored as."""
+    """Labelled square images, N x C x H x W, as the unsigned integers in which they were stored."""
 
     images: Tensor  # uint8, or int32 for 16-bit sources; on the meta device when only labels are known
     labels: Tensor  # int64
     classes: tuple[str, ...]
-    peak: int = 255  # the integer that means white
+    peak: int = 255  # the integer that stands for white
     groups: Tensor | None = None  # int64, one per image: a patient, a writer
-    domains: Tensor | None = None  # int64, one per image: the collection that the image came from
-    flip: bool = False  # training batches are mirrored at random
+    domains: Tensor | None = None  # int64, one per image: the collection that it comes from
+    flip: bool = False  # training images are mirrored at random
 
     def __post_init__(self) -> None:
         n, _, height, width = self.images.shape
@@ -59,10 +59,11 @@ class Dataset:
         return dataclasses.replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def rows(self, chosen: Tensor) -> "Dataset":
-        """A data set of these rows alone: all columns, in the order given."""
+        """A data set of these rows only: all columns, in the given order."""
         columns = {name: getattr(self, name) for name in COLUMNS}
-        # each where it lies: labels are real where images are shapes only
-        return dataclasses.replace(self, **{k: None if v is None else v[chosen.to(v.device)] for k, v in columns.items()})
+        # each on its own device: a rehearsal has real labels beside images without values
+        taken: dict[str, Any] = {k: None if v is None else v[chosen.to(v.device)] for k, v in columns.items()}
+        return dataclasses.replace(self, **taken)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -71,7 +72,7 @@ class Dataset:
         for tensor in (self.images, self.labels):
             h.update(f"{tensor.dtype} {tuple(tensor.shape)} {self.peak}\n".encode())
             if not tensor.is_meta:
-                h.update(memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+                h.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return h.hexdigest()
 
     def floats(self, images: Tensor) -> Tensor:
@@ -79,29 +80,28 @@ class Dataset:
         return images.float() * (2.0 / self.peak) - 1.0
 
     def histogram(self, rows: Tensor | None = None) -> list[int]:
-        """How many images each class has."""
+        """The number of images of each class."""
         labels = self.labels if rows is None else self.labels[rows.to(self.labels.device)]
         return torch.bincount(labels.cpu(), minlength=len(self.classes)).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """The rows of a data set that one client owns; nothing is copied."""
+    """The rows of a data set that one client owns. Nothing is copied."""
 
     dataset: Dataset
     rows: Tensor  # int64 row numbers, on the CPU
-    columns: Mapping[str, Tensor] = dataclasses.field(
-        default_factory=dict
-    )  # added by the client: an entry for each of its rows
+    # added by the client: an entry for each of its rows
+    columns: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def whole(cls, dataset: Dataset) -> "Shard":
         return cls(dataset, torch.arange(len(dataset)))
 
     def with_columns(self, **columns: Tensor) -> "Shard":
-        """The same images with values beside each of them, in this shard's order: cached features, soft labels.
+        """The same images with further values for each, in this shard's order, such as cached features or soft labels.
 
-        They arrive as `batch.columns`. They are not part of the data's digest and change no order and no draw.
+        A loss finds them in `batch.columns`. They do not enter the data's digest and change neither the order nor any draw.
         """
         for name, column in columns.items():
             if len(column) != len(self):
@@ -116,7 +116,7 @@ class Shard:
         return self.dataset.histogram(self.rows)
 
     def gathered(self) -> Dataset:
-        """A data set of these rows alone."""
+        """A data set of these rows only."""
         return self.dataset.rows(self.rows)
 
 
@@ -131,11 +131,11 @@ class Source(Spec, ABC):
 
 @spec
 class Partition(Spec, ABC):
-    """A rule that deals the images of a data set out to clients."""
+    """A rule that divides the images of a data set among clients."""
 
     seed: int | None = None  # None: derived from the run's seed
     legacy: bool = False  # draw from numpy's legacy generator, as the published splits did
-    by_group: bool = False  # no group (a patient) straddles two clients
+    by_group: bool = False  # each group (such as a patient) belongs to one client
 
     @abstractmethod
     def split(self, dataset: Dataset, clients: int, seed: int) -> list[np.ndarray]:

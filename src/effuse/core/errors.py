@@ -1,13 +1,13 @@
-"""Errors that end in one sentence: the place, the value, the remedy."""
+"""Errors, each a sentence that names the place, the value and the remedy."""
 
 import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
 class EffuseError(Exception):
-    """Anything effuse refuses or cannot do; the command line prints it without a traceback."""
+    """Base of all errors that effuse raises on purpose; the command line prints them without a traceback."""
 
 
 class RecipeError(EffuseError):
@@ -19,7 +19,7 @@ class DataError(EffuseError):
 
 
 class MissingError(DataError):
-    """Files that are not there, so that only a rehearsal without them can go on."""
+    """Missing data files; a rehearsal can continue without them."""
 
 
 class PartitionError(EffuseError):
@@ -27,15 +27,15 @@ class PartitionError(EffuseError):
 
 
 class ModelError(EffuseError):
-    """Parameters that do not fit the network they are meant for."""
+    """Parameters that do not fit their network."""
 
 
 class WireError(EffuseError):
-    """A message that is malformed, of an unknown type, or carries what may not travel."""
+    """A message that is malformed, of an unknown type, or holds a value that may not be sent."""
 
 
 class FederationError(EffuseError):
-    """A rule of the protocol between server and clients that was broken."""
+    """A violated rule of the protocol between server and clients."""
 
 
 class QuorumError(FederationError):
@@ -50,24 +50,33 @@ class RunError(EffuseError):
     """A run folder that cannot be written, read or resumed."""
 
 
+@contextlib.contextmanager
+def located(where: str) -> Iterator[None]:
+    """Prefix a federation error raised within with its place."""
+    try:
+        yield
+    except FederationError as error:
+        raise FederationError(f"{where}: {error}") from None
+
+
 def alike(word: str, known: Iterable[str]) -> str:
-    """The question after the closest of some names; nothing when none is close."""
+    """A question that suggests the closest of the known names; empty when none is close."""
     close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
     return "did you mean " + " or ".join(close) + "?" if close else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A tail for 'unknown name' errors: the closest valid names, or all of them when none is close."""
+    """The end of an 'unknown name' error: the closest valid names, or all of them when none is close."""
     known = sorted(known)
     return alike(word, known) or "valid: " + ", ".join(known)
 
 
 def misspelt(*paths: Path) -> str:
-    """The question after names like the first part of a path that is not there; nothing when none is close."""
+    """A question that suggests existing names for the first missing part of a path; empty when none is close."""
     known: set[str] = set()
     for path in paths:
         while not path.parent.exists():
             path = path.parent
-        with contextlib.suppress(OSError):  # a folder that may not be looked into
+        with contextlib.suppress(OSError):  # a folder that may not be read
             known |= {p.name for p in path.parent.iterdir()}
     return alike(path.name, known)

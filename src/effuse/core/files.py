@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Atomic writes, file locks and the cache folder."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from effuse.core.errors import RunError
 
 
 def write_atomically(path: Path, blob: bytes, wait: bool = True) -> None:
-    """Write a file so that a crash at any moment leaves either the old one or the new one; `wait` until a disk holds it."""
+    """Write a file so that a crash leaves either the old or the new one; with `wait`, return once it is on disk."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with open(partial, "wb") as file:
@@ -25,7 +25,7 @@ def write_atomically(path: Path, blob: bytes, wait: bool = True) -> None:
                 os.fsync(file.fileno())
         os.replace(partial, path)
         if wait:
-            sync_file(path.parent)  # makes the rename last
+            sync_file(path.parent)  # the rename must reach the disk too
     except OSError as error:
         raise disk_error(path, error) from None
     finally:
@@ -43,18 +43,18 @@ def sync_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Libraries write within; what the operating system refuses them becomes a sentence of ours."""
+    """Turn errors of the operating system, raised by a library that writes within, into a RunError."""
     try:
         yield
     except OSError as error:
         raise disk_error(path, error) from None
     except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))  # safetensors hands the system's number on as text
+        code = re.search(r"os error (\d+)", str(error))  # safetensors reports the system's error number as text
         raise disk_error(path, OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from None
 
 
 def disk_error(path: Path, error: OSError) -> RunError:
-    """An operating system's refusal as a sentence."""
+    """An error of the operating system as a sentence with a remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunError(f"{path}: the disk is full; free some space, then `effuse resume` goes on from the last checkpoint")
     return RunError(f"{path}: {error.strerror or error}; check the folder and its permissions")
@@ -62,19 +62,19 @@ def disk_error(path: Path, error: OSError) -> RunError:
 
 @contextlib.contextmanager
 def held(lock: Path, wait: bool = False) -> Iterator[bool]:
-    """Hold a file that stands for something; whether nobody else does, unless we `wait` for that."""
-    with writing(lock):
-        file = open(lock, "a")
-    with file:
+    """Lock a file; yields whether the lock was acquired, which is certain with `wait`."""
+    with contextlib.ExitStack() as stack:
+        with writing(lock):
+            file = stack.enter_context(open(lock, "a"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            ours = True
+            acquired = True
         except BlockingIOError:
-            ours = False
-        yield ours
+            acquired = False
+        yield acquired
 
 
 def cache_folder() -> Path:
-    """Where reference features and encoders are kept between runs: EFFUSE_CACHE, or the user's own cache folder."""
+    """The folder of cached reference features and encoders: EFFUSE_CACHE, or effuse/ in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("EFFUSE_CACHE") or Path(home) / "effuse")

@@ -1,4 +1,4 @@
-"""One fit as a value: what to minimise, how, on what, with which randomness; and how its batches are dealt."""
+"""One fit as a value, the order of its batches, and its results."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from effuse.core.task import Batch, Direction, Given, Loss, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """One fit: what to minimise, how, on what, with which randomness."""
+    """One fit: the objective, the solver, the data and the random stream."""
 
     solver: Solver
     task: Task
@@ -27,60 +27,60 @@ class Work:
     stream: Stream
     place: int  # the client's id, or the server's
     where: str  # 'round 3, client 7, job train', for errors
-    loss: Loss | None = None  # in place of the task's own
+    loss: Loss | None = None  # replaces the task's loss
     direction: Direction | None = None
     given: Given = dataclasses.field(default_factory=dict)
-    optimiser: Params | None = None  # kept optimiser state
-    average: Params | None = None  # where the per-step moving average left off
-    uphill: float | None = None  # SAM: the gradient is taken this far uphill of the weights, on the same batch
-    report_gradient: bool = False  # the mean of the raw gradients over the steps
-    updates: bool = True  # False: weights stay as they are, and only the gradient is looked at
+    optimiser: Params | None = None  # the optimiser's state to continue from
+    average: Params | None = None  # the moving average of the weights to continue from
+    uphill: float | None = None  # SAM's rho: the gradient is taken this far uphill of the weights, on the same batch
+    report_gradient: bool = False  # return the mean of the raw gradients over the steps
+    updates: bool = True  # False: the weights do not move, and only the gradient is computed
 
 
 class Fit(NamedTuple):
-    """What a fit did."""
+    """The result of a fit."""
 
     steps: int
     images: int
     loss: float  # the mean over all images seen
     average: Params | None = None  # the per-step moving average of the weights, where the solver keeps one
-    gradient: Params | None = None  # the mean of the raw gradients over the steps, where it was asked for
-    noted: float | None = None  # the mean over all images of what the loss returned beside itself
+    gradient: Params | None = None  # the mean of the raw gradients over the steps, where requested
+    noted: float | None = None  # the mean over all images of the loss's second value
 
 
 class BatchRows(NamedTuple):
     """The images of one batch."""
 
-    positions: Tensor  # in the shard; a ragged batch is filled up with its first image
-    real: int  # how many of them count
+    positions: Tensor  # in the shard; a smaller last batch is padded with its first image
+    real: int  # how many of them are not padding
 
 
 def deal(work: Work) -> Iterator[BatchRows]:
-    """The batches of a fit: shuffled epochs, cut short where the solver counts steps."""
+    """The batches of a fit: shuffled epochs, truncated where the solver counts steps."""
     n, size = len(work.shard), work.solver.batch
     order = work.stream.child("order").torch()
     left = work.solver.steps_on(n)
     if left and not n:
-        raise TrainingError(f"{work.where}: there are no images to learn from")  # or it would look for a batch for ever
+        raise TrainingError(f"{work.where}: there are no images to learn from")  # otherwise the loop below would not end
     while left:
-        for some in torch.randperm(n, generator=order).split(size)[:left]:
+        for rows in torch.randperm(n, generator=order).split(size)[:left]:
             left -= 1
-            real = len(some)
-            yield BatchRows(some if real == size else torch.cat([some, some[:1].expand(size - real)]), real)
+            real = len(rows)
+            yield BatchRows(rows if real == size else torch.cat([rows, rows[:1].expand(size - real)]), real)
 
 
 def task_loss(net: Net, batch: Batch, given: Given) -> Tensor:
-    """The task's loss, where an algorithm brings none of its own."""
+    """The task's loss, used where an algorithm has none of its own."""
     return batch.task.loss(net, batch)
 
 
-def loss_and_note(found: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """What a loss returned: the loss, and the value beside it where there is one."""
-    return found if isinstance(found, tuple) else (found, None)
+def loss_and_note(returned: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The loss that a loss function returned, and its second value if there is one."""
+    return returned if isinstance(returned, tuple) else (returned, None)
 
 
 def mean_loss(losses: list[Tensor], sizes: list[int], work: Work) -> float:
-    """The mean over images; a non-finite step is an error that names it."""
+    """The mean over images; a non-finite loss is an error that names the step."""
     values = torch.stack(losses).double().cpu()
     if not values.isfinite().all():
         step = int((~values.isfinite()).nonzero()[0])
@@ -93,7 +93,7 @@ def mean_loss(losses: list[Tensor], sizes: list[int], work: Work) -> float:
 
 
 def mean_gradient(total: Mapping[str, Tensor] | None, steps: int) -> Params | None:
-    """A sum over steps as their mean, where one was kept."""
+    """The mean over steps of their sum; None where gradients were not requested."""
     if total is None:
         return None
     return Params({k: (t / steps).contiguous() for k, t in total.items()})
@@ -101,19 +101,19 @@ def mean_gradient(total: Mapping[str, Tensor] | None, steps: int) -> Params | No
 
 def kept_state(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> Params:
     """An optimiser's moments as named tensors."""
-    kept = {}
+    moments = {}
     for name, p in params.items():
         for key, value in optimiser.state[p].items():
             if value is not None:
-                kept[f"{key}/{name}"] = torch.as_tensor(value, dtype=torch.float32).detach().clone()
-    return Params(kept)
+                moments[f"{key}/{name}"] = torch.as_tensor(value, dtype=torch.float32).detach().clone()
+    return Params(moments)
 
 
-def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Params) -> None:
-    """Give an optimiser the moments it had."""
-    for full, value in kept.items():
+def restore(optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], moments: Params) -> None:
+    """Restore an optimiser's moments."""
+    for full, value in moments.items():
         key, _, name = full.partition("/")
-        if name not in params or (value.dim() and value.shape != params[name].shape):  # shapes Adam would not notice
-            raise ModelError(f"the kept moments '{full}', {tuple(value.shape)}, are of another network")
-        # the step count too: a fused optimiser wants it there
+        if name not in params or (value.dim() and value.shape != params[name].shape):  # Adam would broadcast other shapes
+            raise ModelError(f"the optimiser's moments '{full}', {tuple(value.shape)}, are of another network")
+        # the step count, too, must be on the device of a fused optimiser
         optimiser.state[params[name]][key] = value.to(params[name].device, copy=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 from effuse.core.errors import RecipeError
 
-LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, filling the memory of whoever parses a manifest is not
-# CPython 3.11 counts the depth of a tree once for all threads: when the collector let another one in halfway, whose message named a
-# network too, both counted on, and the first ended in "AST constructor recursion depth mismatch"
+LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, but a manifest must not fill its reader's memory
+# CPython 3.11 has one depth counter for all threads. Two threads that parse at once can fail with "AST constructor recursion
+# depth mismatch".
 PARSING = threading.Lock()
 
 
@@ -35,14 +35,14 @@ def parse(source: str) -> Any:
         with PARSING:
             node = ast.parse(source.strip(), mode="eval").body
         if (n := _written_out(node)) > LONGEST_LIST:
-            raise RecipeError(f"'{clip(source)}' stands for {n} values, its lists written out; at most {LONGEST_LIST}")
+            raise RecipeError(f"'{clip(source)}' expands to {n} values; at most {LONGEST_LIST} are allowed")
         return _value(node, source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise RecipeError(f"cannot read '{clip(source)}': expected a literal, a list or name(key=value)") from None
 
 
 def _written_out(node: ast.AST) -> int:
-    """How many values a text stands for: repeated lists multiply when nested, and add up when side by side."""
+    """The number of values of an expression after all its repeated lists are expanded."""
     match node:
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return max(1, sum(map(_written_out, items)))
@@ -56,7 +56,7 @@ def _written_out(node: ast.AST) -> int:
 def _value(node: ast.AST, source: str) -> Any:
     match node:
         case ast.Constant(value=int(value)) if value.bit_length() > 64:
-            pass  # nothing here counts that far, and Python refuses to print much longer ones
+            pass  # no key takes so large a number, and Python refuses to print much longer ones
         case ast.Constant(value=value) if value is None or isinstance(value, (bool, int, float, str)):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value) as operand) if type(value) in (int, float):
@@ -84,4 +84,5 @@ def _dotted(node: ast.AST, source: str) -> str:
 
 
 def clip(source: str, limit: int = 120) -> str:
+    """Text shortened for an error message."""
     return source if len(source) <= limit else source[: limit - 3] + "..."

@@ -1,4 +1,4 @@
-"""The ledger: what passed on which link, counted from the messages themselves."""
+"""The ledger: the traffic of every link, counted from the messages themselves."""
 
 from collections import Counter
 from typing import Any, NamedTuple
@@ -22,13 +22,12 @@ class Account(NamedTuple):
 
 
 def size_of(message: Any, wire: str) -> tuple[int, int]:
-    """(parameters, bytes) of a message: elements of Params, and their bytes on the wire with those of all other tensors."""
+    """(parameters, bytes) of a message: the elements of its Params, and the bytes of all its tensors on the wire."""
     parameters = size = 0
     for item in each_params(message):
+        rounded = wire == "bf16" and isinstance(item, Params)
         for tensor in item.tensors if isinstance(item, Params) else [item]:
-            narrow = (
-                wire == "bf16" and isinstance(item, Params) and tensor.element_size() == 4 and tensor.is_floating_point()
-            )
+            narrow = rounded and tensor.element_size() == 4 and tensor.is_floating_point()
             size += tensor.numel() * (2 if narrow else tensor.element_size())
         if isinstance(item, Params) and item.counted:
             parameters += item.numel

@@ -1,4 +1,4 @@
-"""The machine under a workbench: where networks live, learn and draw."""
+"""The machine under a workbench: it holds networks, trains them and samples from them."""
 
 import dataclasses
 import threading
@@ -20,15 +20,14 @@ from effuse.core.task import Feature, Given, Task
 
 @dataclasses.dataclass
 class Meter:
-    """Counts work as it is done, for whoever shows progress."""
+    """Counts work while it is done, to display progress."""
 
     images: int = 0  # trained
     evaluations: int = 0  # network evaluations while sampling
     watcher: Callable[[], None] = lambda: None
-    stopped: bool = False  # nobody wants the work any more: whoever counts here is to stop
-    lock: threading.Lock = dataclasses.field(
-        default_factory=threading.Lock, repr=False
-    )  # slots count from threads of their own
+    stopped: bool = False  # the run is over: the next count raises KeyboardInterrupt
+    # slots count from several threads
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     def trained(self, images: int) -> None:
         self._count(images, 0)
@@ -46,13 +45,13 @@ class Meter:
 
 
 class Machine(ABC):
-    """Where networks live, learn and draw; it knows no recipe: every call says what is to be done."""
+    """Holds networks, trains them and samples from them. It knows no recipe: every call carries its own settings."""
 
     device: torch.device
     meter: Meter
-    stream: "torch.cuda.Stream | None" = None  # where it works beside other machines of the same GPU
+    stream: "torch.cuda.Stream | None" = None  # its own where machines share a GPU
     arithmetic: str = "fp32"  # of a network's evaluations
-    threads: int | None = None  # torch's own for each client at a time, where several machines share a CPU
+    threads: int | None = None  # torch threads per client, where several machines share a CPU
 
     def initial(self, arch: Arch, stream: Stream) -> Model:
         """A model to start from."""
@@ -60,13 +59,13 @@ class Machine(ABC):
 
     @abstractmethod
     def load(self, model: Model, owner: object = None) -> Net:
-        """A network holding the model's values; it is the owner's until `release`."""
+        """A network with the model's values, lent to the owner until `release`."""
 
     def release(self, owner: object = None) -> None:
-        """Take back every network that the owner was lent."""
+        """Take back all networks lent to the owner."""
 
     def forget(self, arch: Arch) -> None:
-        """Drop what is kept for networks of an architecture that the run has left behind."""
+        """Free what is cached for an architecture that the run no longer uses."""
 
     def values(self, net: Net) -> tuple[Params, Buffers]:
         """Copies of a network's present values."""
@@ -74,11 +73,11 @@ class Machine(ABC):
 
     @abstractmethod
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
-        """Train the network; returns what was done and the optimiser's state where it is kept."""
+        """Train the network; returns the result, and the optimiser's state if the solver keeps it."""
 
     @abstractmethod
     def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
-        """A function of the network and each image, in the shard's order, in evaluation mode and without a gradient."""
+        """A function of the network and each image, in the shard's order, in evaluation mode and without gradients."""
 
     @abstractmethod
     def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:

@@ -1,4 +1,4 @@
-"""Which types may cross the wire or be saved: `@message` types whose annotations are all closed."""
+"""Messages: the dataclasses that may cross the wire or be saved, since all their annotations are closed types."""
 
 import dataclasses
 import functools
@@ -6,7 +6,7 @@ import itertools
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, Literal, Union, dataclass_transform, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 from torch import Tensor
 
@@ -14,23 +14,24 @@ from effuse.core.errors import WireError
 from effuse.core.params import Buffers, Params
 from effuse.core.spec import Spec
 
+T = TypeVar("T")
 SCALARS = (bool, int, float, str)
 MESSAGES: dict[str, type] = {}
 
 
 @typing.overload
-def message(cls: type) -> type: ...
+def message(cls: type[T]) -> type[T]: ...
 @typing.overload
-def message(*, name: str) -> Callable[[type], type]: ...
-@dataclass_transform(frozen_default=True, eq_default=False)
+def message(*, name: str) -> Callable[[type[T]], type[T]]: ...
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 def message(cls: type | None = None, *, name: str | None = None) -> Any:
     """Declare a type that may cross the wire or be saved: a frozen dataclass whose annotations are all closed.
 
-    `name` is what it is called there. Without one it is made of module and class, and a move of either would change it.
+    `name` is its name on the wire. By default it is made of module and class, so moving either would change it.
     """
     if cls is None:
         return functools.partial(message, name=name)
-    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, eq=False)(cls)
     made.__wire_name__ = name or f"{made.__module__.rpartition('.')[2]}.{made.__qualname__}"
     for field, hint in message_hints(made).items():
         check(hint, f"{made.__qualname__}.{field}")
@@ -41,23 +42,27 @@ def message(cls: type | None = None, *, name: str | None = None) -> Any:
     return made
 
 
-def message_name(cls: type) -> str:
-    """What a message type is called on the wire."""
+def message_name(cls: Any) -> str:
+    """The name of a message type on the wire."""
     return str(cls.__wire_name__)
 
 
 def is_message(cls: Any) -> bool:
-    return isinstance(cls, type) and MESSAGES.get(getattr(cls, "__wire_name__", None)) is cls
+    return isinstance(cls, type) and MESSAGES.get(getattr(cls, "__wire_name__", "")) is cls
+
+
+def message_hints(cls: type) -> dict[str, Any]:
+    return _message_hints(cls)
 
 
 @functools.cache
-def message_hints(cls: type) -> dict[str, Any]:
+def _message_hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 def check(hint: Any, where: str) -> None:
-    """Refuse an annotation that would let anything pass."""
+    """Refuse an annotation that is not closed."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in (None, type(None), Tensor, Params, Buffers, *SCALARS) or is_message(hint):
         return
@@ -81,20 +86,20 @@ def check(hint: Any, where: str) -> None:
 
 
 def _check_distinct(args: tuple[Any, ...], where: str) -> None:
-    """Refuse a union whose members look alike as JSON: nobody could say which one was written."""
+    """Refuse a union whose members have the same JSON form, since decoding could not tell them apart."""
     for a, b in itertools.combinations(args, 2):
-        alike = json_form(a) is not None and json_form(a) is json_form(b)
-        if alike and not (is_plain(a) and is_plain(b)) and not (is_message(a) and is_message(b)):
-            raise WireError(f"{where} may be {a!r} or {b!r}, which look alike on the wire; use two fields")
+        equal = json_form(a) is not None and json_form(a) is json_form(b)
+        if equal and not (is_plain(a) and is_plain(b)) and not (is_message(a) and is_message(b)):
+            raise WireError(f"{where} may be {a!r} or {b!r}, which have the same form on the wire; use two fields")
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether JSON holds a value of the annotated type as it is."""
+    """Whether JSON has values of the annotated type."""
     return hint in (None, type(None), *SCALARS) or get_origin(hint) is Literal
 
 
 def json_form(hint: Any) -> type | None:
-    """What a value of the annotated type looks like as JSON."""
+    """The JSON type of a value of the annotated type."""
     if is_message(hint):
         return dict
     if isinstance(hint, type) and issubclass(hint, Spec):

@@ -1,4 +1,4 @@
-"""What is measured on a model, and the protocol that every number carries."""
+"""Metrics of a model, and the protocol that every number carries."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ Protocol: TypeAlias = dict[str, str | int | float | bool | None]
 
 @message(name="images")
 class Images:
-    """Generated images in [-1, 1], N x C x H x W, with the labels they were asked for."""
+    """Generated images in [-1, 1], N x C x H x W, with the labels that were requested."""
 
     pixels: Tensor  # float32
     labels: Tensor | None = None
@@ -28,9 +28,11 @@ class Images:
         return len(self.pixels)
 
     def bytes(self) -> Tensor:
-        """Rounded to uint8, as they would be stored."""
-        if not self.pixels.isfinite().all():  # would be stored as black
-            raise TrainingError("the generated images are not all numbers: the model has diverged; lower its learning rate")
+        """The pixels rounded to uint8, as they are stored."""
+        if not self.pixels.isfinite().all():  # they would become black
+            raise TrainingError(
+                "the generated images have non-finite values: the model has diverged; lower its learning rate"
+            )
         return ((self.pixels + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
     def first(self, n: int) -> "Images":
@@ -42,18 +44,18 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A number with the protocol that makes it comparable, and what a reader must be warned of."""
+    """A number, the protocol that makes it comparable, and a warning if it needs one."""
 
     value: float
     protocol: Protocol
     warning: str | None = None
-    std: float | None = None  # over clients, where they own their models; `value` is then the mean
-    clients: list[float] | None = None  # the value of each of them
+    std: float | None = None  # over clients with personal models; `value` is then their mean
+    clients: list[float] | None = None  # the value of each of these clients
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What a metric may look at: real data, and samples or predictions of the model under test."""
+    """What a metric may use: real data, and samples or predictions of the model under test."""
 
     train: Dataset
     test: Dataset
@@ -61,8 +63,8 @@ class Subject:
     device: torch.device
     samples: Callable[[int], Images]  # the first n samples of the evaluation's own stream; drawn once and shared
     predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
-    cache: Path | None = None  # reference features and encoders live here between evaluations and runs
-    # networks and reference features; whoever evaluates several models shares it between their subjects
+    cache: Path | None = None  # the folder of reference features and encoders
+    # networks and reference features in memory, shared between the models of one evaluation
     memo: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     encoded: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)  # features of the samples
 
@@ -72,10 +74,10 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """What a metric will be shown, as far as that is known before anything is computed."""
+    """What is known of a metric's subject before anything is computed."""
 
     classifies: bool  # the model under test gives class scores
-    conditional: bool  # samples carry the labels they were asked for
+    conditional: bool  # samples carry the labels that were requested
     classes: int
     real: Mapping[str, int]  # real images in each split
     metrics: tuple["Metric", ...] = ()  # all that are measured
@@ -83,24 +85,22 @@ class Outlook:
 
 @spec
 class Metric(Spec, ABC):
-    """A measure of a model; its numbers are keyed by name."""
+    """A measure of a model. Its numbers are keyed by name."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names of the numbers that `measure` gives."""
+        """The names of the numbers that `measure` returns."""
         return (self.name,)
 
-    real: ClassVar[bool] = (
-        True  # whether it compares with images of the data set, or asks a classifier that learnt from them
-    )
+    real: ClassVar[bool] = True  # whether it needs images of the data set, or a classifier trained on them
 
     @property
     def samples(self) -> int:
-        """How many generated images it looks at."""
+        """The number of generated images that it needs."""
         return getattr(self, "n", 0)
 
     def ready(self, outlook: Outlook) -> None:
-        """Refuse before computing what `measure` would refuse later: a missing file, a model without labels."""
+        """Raise early what `measure` would raise later: for a missing file, or a model without labels."""
 
     @abstractmethod
     def measure(self, subject: Subject) -> dict[str, Measurement]:

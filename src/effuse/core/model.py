@@ -1,10 +1,10 @@
-"""A network as a value: the architecture is data, the parameters are named tensors."""
+"""A network as a value: its architecture is a spec, its parameters are named tensors."""
 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +20,34 @@ from effuse.core.spec import Spec, spec
 
 @spec
 class Arch(Spec, ABC):
-    """A network's shape; `side`, `channels` and `classes` are filled in from the data when left open."""
+    """An architecture; `side`, `channels` and `classes` are filled in from the data when left open."""
 
-    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # part -> prefixes of parameter names; together they match each once
+    if TYPE_CHECKING:  # a subclass may make them class variables, keys or properties
 
-    # parameters (names or prefixes) that `build` sets and nobody trains: they are in no Model, never sent and never saved
+        @property
+        def parts(self) -> Mapping[str, tuple[str, ...]]: ...
+        @property
+        def conditional(self) -> bool: ...
+    else:
+        # part -> prefixes of parameter names; each parameter must match exactly one part
+        parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+        conditional: ClassVar[bool] = False  # whether the network has class embeddings
+
+    # parameters (names or prefixes) that `build` sets and training leaves alone; a Model does not hold them
     frozen: ClassVar[tuple[str, ...]] = ()
-    uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs pruning leaves as wide as they are
-    featured: ClassVar[bool] = False  # its network takes `give=` and so shows its features: a vector per image
-    conditional: ClassVar[bool] = False  # a network with class embeddings makes this a key of its own
-    travels: ClassVar[bool] = True  # whether it may stand in a message: what reads a path of its receiver's may not
+    uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs are not pruned
+    featured: ClassVar[bool] = False  # its network takes `give=` and can return its features, a vector per image
+    travels: ClassVar[bool] = True  # False for an architecture that reads a local path: it may not be sent
 
     side: int | None = None
     channels: int | None = None
     classes: int | None = None
 
     def resolved(self, shape: Shape) -> "Arch":
-        """This architecture made for data of that shape; what the recipe fixed stays."""
-        ours = {"side": self.side, "channels": self.channels, "classes": self.classes}
-        theirs = {"side": shape.side, "channels": shape.channels, "classes": shape.classes}
-        return with_values(self, "model", **{k: theirs[k] if v is None else v for k, v in ours.items()})
+        """This architecture for data of that shape; values that the recipe set do not change."""
+        given = {"side": self.side, "channels": self.channels, "classes": self.classes}
+        from_data = {"side": shape.side, "channels": shape.channels, "classes": shape.classes}
+        return with_values(self, "model", **{k: from_data[k] if v is None else v for k, v in given.items()})
 
     @property
     def shape(self) -> Shape:
@@ -49,15 +57,15 @@ class Arch(Spec, ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The network with fresh parameters from torch's default generator."""
+        """The network, with new parameters from torch's default generator."""
 
     def hollow_net(self) -> nn.Module:
-        """The network as shapes without numbers, to be counted or traced."""
+        """The network on the meta device, to be counted or traced."""
         with torch.device("meta"):
             return self.build().eval()
 
     def example(self) -> tuple[Tensor | None, ...]:
-        """What such a network is called with: one image and, of a U-Net, a time step and perhaps a label."""
+        """Example inputs of the network: one image and, for a U-Net, a time step and perhaps a label."""
         side, channels, _ = self.shape
         with torch.device("meta"):
             x, one = torch.zeros(1, channels, side, side), torch.zeros(1, dtype=torch.int64)
@@ -70,23 +78,23 @@ class Arch(Spec, ABC):
         return Model(self, Params.of(net), Buffers.of(net))
 
     def constant(self, name: str) -> bool:
-        """Whether a parameter is one of those that nobody trains."""
+        """Whether a parameter is one of the frozen ones."""
         return any(_under(name, p) for p in self.frozen)
 
     def whole(self) -> "Arch":
-        """This architecture before anything was pruned."""
+        """This architecture before pruning."""
         return with_values(self, "model", cut="") if getattr(self, "cut", "") else self
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
-        """Write the network in a form that others can open; overridden where a library has one of its own."""
+        """Write the network in the folder format of its library; overridden where there is one."""
         raise ModelError(f"{self.name} has no folder format of its own")
 
     def part_of(self, name: str) -> str:
         """The part that a parameter belongs to."""
-        found = [part for part, prefixes in self.parts.items() if any(_under(name, p) for p in prefixes)]
-        if len(found) != 1:
-            raise ModelError(f"{self.name}: parameter '{name}' belongs to {found or 'no part'}; it must be exactly one")
-        return found[0]
+        matches = [part for part, prefixes in self.parts.items() if any(_under(name, p) for p in prefixes)]
+        if len(matches) != 1:
+            raise ModelError(f"{self.name}: parameter '{name}' belongs to {matches or 'no part'}; it must be exactly one")
+        return matches[0]
 
 
 def _under(name: str, prefix: str) -> bool:
@@ -95,7 +103,7 @@ def _under(name: str, prefix: str) -> bool:
 
 @message(name="model")
 class Model:
-    """An architecture and the values that fill it."""
+    """An architecture with its parameters and buffers."""
 
     arch: Arch
     params: Params
@@ -122,13 +130,13 @@ class Model:
 
 
 class Net:
-    """A network on loan, or as a loss sees it: call it, look at its parameters, or run it with other weights."""
+    """A network lent by a machine: call it, read its parameters, or run it with other weights."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Tensor] | None = None, arch: Arch | None = None) -> None:
         self.module, self._arch = module, arch
-        own = ({k: v for k, v in values.items() if arch is None or not arch.constant(k)} for values in named_values(module))
-        self.params, self.buffers = own  # those that a Model holds
-        self.run = module if run is None else run  # perhaps compiled
+        held = ({k: v for k, v in values.items() if arch is None or not arch.constant(k)} for values in named_values(module))
+        self.params, self.buffers = held  # without frozen parameters, as in a Model
+        self.run = module if run is None else run  # may be compiled
 
     @property
     def arch(self) -> Arch:
@@ -142,7 +150,7 @@ class Net:
         return torch.func.functional_call(self.module, {**params, **self.scratch()}, inputs, options)
 
     def scratch(self) -> dict[str, Tensor]:
-        """Buffers for other weights: BatchNorm writes its statistics while it runs, and theirs are not this network's."""
+        """Copies of the buffers, for a call with other weights: BatchNorm updates its statistics while it runs."""
         return {k: b.clone() for k, b in self.module.named_buffers()}
 
     def train(self) -> "Net":
@@ -166,7 +174,7 @@ def fill(net: nn.Module | Net, model: Model) -> None:
             targets.append(own[name])
         if targets:
             torch._foreach_copy_(targets, given.tensors)
-        # nothing may be left as it was: a kept network still holds the values of the last job
+        # every value must be replaced: a reused network still holds those of the last job
         missing = next((k for k in own if k not in given), None)
         if missing is not None:
             raise ModelError(f"{model.arch.name} got no value for '{missing}'")

@@ -1,4 +1,4 @@
-"""Named tensors with algebra: what a network knows, apart from the network."""
+"""Named tensors with arithmetic: the values of a network, apart from the network."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 class Params(Mapping[str, Tensor]):
-    """Trainable values by name, contiguous fp32, never written in place; on the meta device they have shapes only."""
+    """Trainable values by name, contiguous fp32, never written in place. On the meta device they have shapes only."""
 
     __slots__ = ("_tensors",)
-    counted = True  # the ledger counts these as parameters, not as bytes alone
+    counted = True  # the ledger counts these as parameters, not only as bytes
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
 
     @classmethod
     def of(cls, net: "nn.Module | Valued") -> Self:
-        """A copy of a network's present parameters."""
+        """A copy of a network's current parameters."""
         return cls({k: _own(p) for k, p in named_values(net)[0].items()})
 
     def __getitem__(self, name: str) -> Tensor:
@@ -52,7 +52,7 @@ class Params(Mapping[str, Tensor]):
 
     @property
     def hollow(self) -> bool:
-        """Shapes without numbers, as the rehearsal moves them."""
+        """Whether these are shapes without values, as in a rehearsal."""
         return any(t.is_meta for t in self._tensors.values())
 
     def __add__(self, other: "Params") -> Self:
@@ -73,14 +73,14 @@ class Params(Mapping[str, Tensor]):
         return self * -1.0
 
     def lerp(self, other: "Params", weight: float) -> Self:
-        """The point at `weight` of the way from here to `other`."""
+        """Linear interpolation: these values at weight 0, those of `other` at weight 1."""
         return self._through(torch._foreach_lerp, self._matching(other), weight)
 
     def zeros(self) -> Self:
         return self.map(torch.zeros_like)
 
     def norm(self) -> Tensor:
-        """The Euclidean length of all values together."""
+        """The Euclidean norm of all values together."""
         return torch.stack(torch._foreach_norm(self.tensors)).norm() if self else torch.zeros(())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -95,20 +95,20 @@ class Params(Mapping[str, Tensor]):
         return type(self)({k: t for k, t in self._tensors.items() if belongs(k)})
 
     def holding(self, other: "Params") -> Self:
-        """These values with those of `other` in place of their namesakes."""
+        """These values with those of `other` replacing the ones of the same names."""
         stray = [k for k in other if k not in self._tensors]
         if stray:
             raise ModelError(f"'{stray[0]}' is not among the {len(self)} tensors it should replace")
         for k, t in other.items():
             _same_shape(k, self._tensors[k], t)
-        return type(self)({k: other[k] if k in other else t for k, t in self._tensors.items()})
+        return type(self)({k: other.get(k, t) for k, t in self._tensors.items()})
 
     def finite(self) -> bool:
-        """Whether every value is a number."""
+        """Whether every value is finite."""
         sums = [t.sum() for t in self.tensors if t.is_floating_point() and t.numel()]
         if self.hollow or not sums:
             return True
-        # one look at all sums together; see `finite`
+        # one transfer for all sums; see the function `finite`
         return bool(torch.stack(sums).isfinite().all()) or all(finite(t) for t in self.tensors)
 
     def digest(self) -> str:
@@ -120,19 +120,19 @@ class Params(Mapping[str, Tensor]):
             if t.is_meta:
                 continue
             t = t.cpu().contiguous()
-            h.update(memoryview(t.reshape(-1).view(torch.uint8).numpy()) if t.numel() else b"")
+            h.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
         return h.hexdigest()
 
     def _through(self, operation: Callable[..., Iterable[Tensor]], *others: Any) -> Self:
         if not self:
-            return self  # a part without parameters; torch's list operations refuse an empty list
+            return self  # torch's list operations refuse an empty list
         if self.hollow:
-            return self  # shapes stay what they are, and a rehearsal of thousands of rounds must not wait for them
+            return self  # shapes do not change, and a rehearsal of thousands of rounds must be fast
         return type(self)(dict(zip(self._tensors, operation(self.tensors, *others))))
 
     def _matching(self, other: "Params") -> list[Tensor]:
         if not isinstance(other, Params):
-            raise TypeError(f"Params meet Params, not {type(other).__name__}")
+            raise TypeError(f"Params need Params, not {type(other).__name__}")
         if self._tensors.keys() != other._tensors.keys():
             odd = sorted(self._tensors.keys() ^ other._tensors.keys())
             raise ModelError(f"two sets of parameters do not match: {len(odd)} names differ, such as '{odd[0]}'")
@@ -142,7 +142,7 @@ class Params(Mapping[str, Tensor]):
 
 
 class Buffers(Params):
-    """Values that a network keeps but does not train (BatchNorm's statistics); they count in bytes only."""
+    """Values of a network that are not trained, such as BatchNorm's statistics; the ledger counts only their bytes."""
 
     __slots__ = ()
     counted = False
@@ -160,9 +160,9 @@ class Buffers(Params):
 
 
 class Mean(Generic[T]):
-    """The weighted mean of what was added so far.
+    """The running weighted mean of what was added so far.
 
-    A running mean, so that equal updates average to exactly themselves and the weights need not be known beforehand.
+    Equal updates average to exactly themselves, and the weights need not be known beforehand.
     """
 
     def __init__(self, so_far: T | None = None, total: float = 0.0) -> None:
@@ -187,14 +187,14 @@ def mean(updates: Iterable[tuple[T, float]]) -> T:
     average: Mean[T] = Mean()
     for value, weight in updates:
         average.add(value, weight)
-        del value  # or it would live on while the next one is made
+        del value  # free it before the next one is made
     return average.value
 
 
 class Valued(Protocol):
-    """A network that knows its values by name (see `core/model.py: Net`)."""
+    """A network with its values by name, such as `core/model.py: Net`."""
 
-    params: dict[str, nn.Parameter]
+    params: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
 
@@ -207,10 +207,10 @@ def named_values(net: nn.Module | Valued) -> tuple[Mapping[str, Tensor], Mapping
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether every value of a tensor is a number."""
+    """Whether every value of a tensor is finite."""
     if tensor.is_meta or not tensor.is_floating_point() or not tensor.numel():
         return True
-    # ten times as fast as looking at each value; a sum of numbers may overflow, so its infinity is looked into
+    # the sum is ten times as fast as a test of each value; as it may overflow, an infinite sum is checked value by value
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 

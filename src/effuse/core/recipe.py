@@ -1,7 +1,6 @@
 """A recipe: every free choice of a run, and nothing that follows from another choice."""
 
 import dataclasses
-import functools
 import itertools
 import json
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from effuse.core.algorithm import Algorithm
-from effuse.core.build import build_text, fallen_back, make, replace, with_values
+from effuse.core.build import build_text, make, replace, reset_keys, with_values
 from effuse.core.data import Dataset, Partition, Shard, Source
 from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
@@ -26,13 +25,12 @@ from effuse.core.workbench import SERVER
 
 @spec
 class Evaluate(Spec):
-    """When a model is looked at, and how."""
+    """When a model is evaluated, and by what."""
 
     every: NonNegativeInt = 0  # rounds between evaluations; 0: after the last round only
     grid: NonNegativeInt = 100  # images in the sample grid
     metrics: tuple[Metric, ...] = ()
-    # models that clients own: each by itself and then all pooled, or the pool alone, for which a client draws no more than its share
-    personal: Literal["each", "pooled"] = "each"
+    personal: Literal["each", "pooled"] = "each"  # clients' models: each one and their pooled samples, or the pool only
 
 
 @spec
@@ -52,49 +50,44 @@ class Recipe(Spec):
     wire: Literal["fp32", "bf16"] = "fp32"
     seed: NonNegativeInt = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 2  # of a CPU; never the core count: thread count changes float sums
-    speed: Literal["auto", "eager", "graph", "compile"] = (
-        "auto"  # eager is the reference: a client at a time, on all threads
-    )
-    # repeats to the bit: a deployed site mixes no secret of its own into its randomness, a GPU's algorithms are not chosen by trial
-    reproducible: bool = False
+    speed: Literal["auto", "eager", "graph", "compile"] = "auto"  # eager is the reference: one client at a time
+    reproducible: bool = False  # repeats to the bit: sites mix no secret into random streams, GPU kernels are not tuned
 
     def changed(self, settings: list[str]) -> "Recipe":
-        """This recipe with `KEY=VALUE` settings applied, in order; neighbours of one parent at once."""
+        """This recipe with `KEY=VALUE` settings applied in order. Adjacent settings of one spec are applied together."""
         recipe: Any = self
         for parent, siblings in itertools.groupby(map(_setting, settings), lambda setting: setting[0]):
             recipe = replace(recipe, list(parent), {key: value for _, key, value in siblings})
         return recipe
 
     def forgotten(self, settings: list[str]) -> list[str]:
-        """What settings put back to its default without naming it: who sets a spec sets all of its keys."""
-        changed, told = self.changed(settings), []
+        """Sentences on keys that settings reset to their defaults unnamed: setting a spec sets all of its keys."""
+        changed, sentences = self.changed(settings), []
         paths = dict.fromkeys((*parent, key) for parent, key, _ in map(_setting, settings))
         for path in paths:
-            before, after = (
-                functools.reduce(lambda value, key: getattr(value, key, None), path, r) for r in (self, changed)
-            )
-            within = any(path[:n] in paths for n in range(1, len(path)))  # told with what it is a part of
-            if isinstance(before, Spec) and isinstance(after, Spec) and not within and (lost := fallen_back(before, after)):
-                told.append(f"{'.'.join(path)} was set as a whole, so these are at their defaults: {', '.join(lost)}")
-        return told
+            before, after = _at(self, path), _at(changed, path)
+            within = any(path[:n] in paths for n in range(1, len(path)))  # reported with the spec that it is a part of
+            if isinstance(before, Spec) and isinstance(after, Spec) and not within and (lost := reset_keys(before, after)):
+                sentences.append(f"{'.'.join(path)} was set as a whole, so these are at their defaults: {', '.join(lost)}")
+        return sentences
 
     def resolved(self, train: Dataset) -> "Recipe":
         """This recipe with what depends on the data filled in."""
         return with_values(self, "recipe", model=self.model.resolved(train.shape))
 
     def shards(self, train: Dataset) -> list[Shard]:
-        """The data dealt out to the clients."""
+        """The training data divided among the clients."""
         seed = stream(self.seed, -1, "partition", 0, SERVER, "").seed % 2**32  # the legacy generator takes 32 bits
         rows = self.partition.split(train, self.clients, seed)
         return [Shard(train, torch.as_tensor(r, dtype=torch.int64)) for r in rows]
 
     def saved(self) -> dict[str, Any]:
         """The recipe as JSON, every value in the grammar, every key spelt out."""
-        return {f.name: text(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {f.name: text(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     @classmethod
     def restore(cls, saved: dict[str, Any]) -> "Recipe":
-        """The recipe that `saved` gave."""
+        """The recipe from what `saved` returned."""
         hints = field_hints(cls)
         for key, value in saved.items():
             if key not in hints:
@@ -121,6 +114,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("recipe"), dict):
         raise RecipeError(f"{file} is not a manifest: it has no recipe")
     return manifest
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    """The value at a dotted path; None where there is no such key."""
+    for key in path:
+        value = getattr(value, key, None)
+    return value
 
 
 def _setting(setting: str) -> tuple[tuple[str, ...], str, str]:

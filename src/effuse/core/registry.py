@@ -1,4 +1,4 @@
-"""Which specs there are: found by importing effuse's packages, and looked up by name."""
+"""The registry of specs: effuse's packages are imported, and their specs looked up by name."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from effuse.core.spec import Spec
 SPEC_PACKAGES = ("core", "data", "tasks", "diffusion", "models", "privacy", "metrics", "algorithms")
 
 
-def find(base: type, name: str, where: str) -> type:
+def find(base: type[Spec], name: str, where: str) -> type[Spec]:
     """The subclass of `base` with this name; case and underscores do not matter."""
     known = registry(base)
     found = known.get(plain(name))
@@ -24,23 +24,28 @@ def find(base: type, name: str, where: str) -> type:
     return found
 
 
-def registry(base: type) -> dict[str, type]:
-    """Every concrete spec below `base`, found by importing effuse's packages; two of one name are an error."""
+def registry(base: type[Spec]) -> dict[str, type[Spec]]:
+    """Every concrete spec below `base` by its name. Two specs of one name are an error."""
     import_packages(SPEC_PACKAGES)
-    known: dict[str, type] = {}
+    known: dict[str, type[Spec]] = {}
     queue = [base]
     while queue:
         cls = queue.pop()
         queue.extend(cls.__subclasses__())
-        if not dataclasses.is_dataclass(cls) or getattr(cls, "__abstractmethods__", None) or "__abstract__" in vars(cls):
+        if not _concrete(cls):
             continue
         if "__dataclass_fields__" not in vars(cls) and (keys := _own_keys(cls)):
             place, ignored = f"{cls.__module__}: write @spec above class {cls.__qualname__}", ", ".join(keys)
-            raise RecipeError(f"{place}; without it, what it says of {ignored} is ignored")
+            raise RecipeError(f"{place}; without it, its keys are ignored: {ignored}")
         other = known.setdefault(plain(cls.name), cls)
         if other is not cls and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RecipeError(f"two {base.__name__}s are called '{cls.name}': {other.__module__} and {cls.__module__}")
     return known
+
+
+def _concrete(cls: type) -> bool:
+    abstract = getattr(cls, "__abstractmethods__", None) or "__abstract__" in vars(cls)
+    return dataclasses.is_dataclass(cls) and not abstract
 
 
 def _own_keys(cls: type) -> list[str]:
@@ -50,7 +55,7 @@ def _own_keys(cls: type) -> list[str]:
 
 @functools.cache
 def import_packages(packages: tuple[str, ...]) -> None:
-    """Import every module of the named effuse packages, so that what they define can be found by name."""
+    """Import every module of the named effuse packages, so that their specs and messages are registered."""
     for package in packages:
         root = importlib.import_module(f"effuse.{package}")
         for module in pkgutil.iter_modules(root.__path__, f"{root.__name__}."):
@@ -58,5 +63,5 @@ def import_packages(packages: tuple[str, ...]) -> None:
 
 
 def plain(name: str) -> str:
-    """A name as it is looked up."""
+    """A name in the form in which it is looked up."""
     return name.lower().replace("_", "")

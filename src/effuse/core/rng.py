@@ -1,4 +1,4 @@
-"""Keyed randomness: every draw has an address, so order, engine and restarts cannot change a result."""
+"""Keyed random numbers: every draw has an address, so that order, engine and restarts cannot change a result."""
 
 import contextlib
 import dataclasses
@@ -10,24 +10,24 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-DEFAULT_GENERATOR = threading.RLock()  # a process has one; clients side by side take turns
-# torch's settings are the process's, too: who changes them, and who must not meet them changed, holds this
+DEFAULT_GENERATOR = threading.RLock()  # torch has one per process: parallel clients use it in turn
+# torch's settings are global too: hold this to change them, or to rely on them
 SETTINGS = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """An address of random numbers; streams of different addresses are independent."""
+    """The address of a random stream; streams of different addresses are independent."""
 
     key: tuple[int | str, ...]
-    secret: bytes = dataclasses.field(default=b"", repr=False)  # a deployed site mixes its own in; it never leaves the site
+    secret: bytes = dataclasses.field(default=b"", repr=False)  # of a deployed site; it never leaves the site
 
     def child(self, *key: int | str) -> "Stream":
         return Stream(self.key + key, self.secret)
 
     @property
     def seed(self) -> int:
-        """A 63-bit seed that any generator takes."""
+        """A 63-bit seed, which every generator accepts."""
         digest = hashlib.blake2b(json.dumps(self.key).encode(), key=self.secret[:64], digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
@@ -39,13 +39,13 @@ class Stream:
 
 
 def stream(seed: int, t: int, job: str, call: int, client: int, purpose: str, secret: bytes = b"") -> Stream:
-    """The address of a draw; setup is t = -1, the server is client -1, evaluation is t = -2 whatever the round."""
+    """The address of a draw. Setup has t = -1, evaluation t = -2 in every round, and the server is client -1."""
     return Stream((seed, t, job, call, client, purpose), secret)
 
 
 @contextlib.contextmanager
 def keyed(source: Stream) -> Iterator[None]:
-    """Run library code that can only use torch's default generator (dropout, initialisation) on a stream of ours."""
+    """Seed torch's default generator from a stream, for library code that can use no other (dropout, initialisation)."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with DEFAULT_GENERATOR, torch.random.fork_rng(devices=devices):
         torch.manual_seed(source.seed)

@@ -1,4 +1,4 @@
-"""How a trained model draws images."""
+"""Samplers: how images are drawn from a trained model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,9 +16,9 @@ Predict = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x_t, t, labels) 
 
 @spec
 class Sampler(Spec, ABC):
-    """A way from noise to images; all randomness of a batch comes from one generator, in diffusers' order."""
+    """A method to sample images. All random numbers of a batch come from one generator, in diffusers' order."""
 
-    batch: PositiveInt = 500  # images drawn together; part of the result, since each batch has a generator of its own
+    batch: PositiveInt = 500  # images per batch; it changes the result, since each batch has its own generator
 
     @abstractmethod
     def draw(
@@ -33,9 +33,9 @@ class Sampler(Spec, ABC):
         """Images in [-1, 1]; `tick` is called after every network evaluation."""
 
     def ready(self, task: Task, conditional: bool) -> None:
-        """Refuse before computing what `draw` would refuse later; `conditional`: the model takes labels."""
+        """Raise early what `draw` would raise later. `conditional`: the model takes labels."""
         self.scheduler(task)
 
     @abstractmethod
     def scheduler(self, task: Task) -> Any:
-        """The diffusers scheduler behind it, which is saved beside the model."""
+        """The diffusers scheduler of this sampler, which is saved with the model."""

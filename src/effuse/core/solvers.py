@@ -1,4 +1,4 @@
-"""Solvers: how weights are moved. They own the optimiser; the machine that runs them owns `backward()`."""
+"""Solvers: the optimiser and its settings. The machine that runs a solver calls `backward()`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ Decay = Annotated[float, Field(gt=0, lt=1)]
 
 @spec
 class Schedule(Spec, ABC):
-    """A factor on the learning rate, by federated round."""
+    """A factor on the learning rate for each federated round."""
 
     @abstractmethod
     def factor(self, t: int, rounds: int) -> float:
@@ -24,7 +24,7 @@ class Schedule(Spec, ABC):
 
 @spec
 class Constant(Schedule):
-    """No change."""
+    """A factor of one in every round."""
 
     def factor(self, t: int, rounds: int) -> float:
         return 1.0
@@ -32,7 +32,7 @@ class Constant(Schedule):
 
 @spec
 class CosineDecay(Schedule):
-    """Down to `floor` along half a cosine, after a linear warm-up."""
+    """From 1 to `floor` along half a cosine, after a linear warm-up."""
 
     floor: NonNegativeFloat = 0.0
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -46,7 +46,7 @@ class CosineDecay(Schedule):
 
 @spec
 class ExponentialDecay(Schedule):
-    """Multiplied by `rate` every round."""
+    """The factor is multiplied by `rate` every round."""
 
     rate: PositiveFloat = 0.998
 
@@ -56,15 +56,15 @@ class ExponentialDecay(Schedule):
 
 @spec
 class Solver(Spec, ABC):
-    """An optimiser with its schedule and its amount of work: either epochs or steps."""
+    """An optimiser, its schedule, and its amount of work in either epochs or steps."""
 
     lr: PositiveFloat
     batch: PositiveInt = 128
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
-    clip: PositiveFloat | None = None  # on the norm of what the optimiser sees
+    clip: PositiveFloat | None = None  # the largest norm of the gradient or direction that the optimiser is given
     schedule: Schedule = Constant()
-    state: Literal["fresh", "kept"] = "fresh"  # of the optimiser, from one fit of a client to its next
+    state: Literal["fresh", "kept"] = "fresh"  # the optimiser's moments at a client's next fit
     ema: Decay | None = None  # keep a moving average of the weights over steps
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Solver(Spec, ABC):
         return (self.epochs or 0) * math.ceil(size / self.batch)
 
     def images_on(self, size: int) -> int:
-        """How many images a fit on `size` images sees; the last batch of an epoch may be ragged."""
+        """How many images a fit on `size` images processes; the last batch of an epoch may be smaller."""
         if self.epochs is not None:
             return self.epochs * size
         whole, rest = divmod(self.steps or 0, math.ceil(size / self.batch))
@@ -86,7 +86,7 @@ class Solver(Spec, ABC):
 
     @abstractmethod
     def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
-        """A fresh optimiser."""
+        """A new optimiser."""
 
 
 @spec
@@ -109,10 +109,11 @@ class Adam(Solver):
     weight_decay: NonNegativeFloat = 0.0
 
     def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:
-        # a rate that is a tensor belongs to a recorded step, whose counters must live on the device
-        recorded = isinstance(lr, Tensor)
-        options = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
-        return self._kind()(parameters, lr, **options, fused=True, capturable=recorded)
+        # a tensor as rate means a captured step, whose counters must be on the device
+        captured = isinstance(lr, Tensor)
+        make = self._kind()
+        betas, eps, decay = self.betas, self.eps, self.weight_decay
+        return make(parameters, lr, betas=betas, eps=eps, weight_decay=decay, fused=True, capturable=captured)
 
     def _kind(self) -> type[torch.optim.Adam]:
         return torch.optim.Adam

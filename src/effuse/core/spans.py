@@ -1,4 +1,4 @@
-"""Where a run's time goes: named spans whose seconds add up to the whole; nothing is measured unless somebody asked."""
+"""A profile of a run: named spans whose seconds add up to the total. Nothing is measured unless profiling is on."""
 
 import contextlib
 import threading
@@ -9,23 +9,23 @@ from typing import Any
 
 import torch
 
-# what a reader is shown, in this order; `client` is a job's own code, loading weights; `workers` is waiting for processes
+# in the order of the report; `client` is a job's own code and the loading of weights, `workers` the wait for processes
 KINDS = ("data", "step", "sample", "client", "aggregate", "evaluate", "checkpoint", "wire", "workers")
-WAITING = ""  # a thread that waits for others of this process: the time is theirs
-MOST_EVENTS = 20_000  # in a trace, about 2 MB: a long run's trace shows how it began, its sums are of all
+WAITING = ""  # a thread waits for other threads of this process, which are charged the time
+MOST_EVENTS = 20_000  # in a trace, about 2 MB; the sums are over all events
 
 _profile: "Profile | None" = None
 _OFF = contextlib.nullcontext()
 
 
 def span(name: str) -> contextlib.AbstractContextManager[None]:
-    """Charge the time within to `name`, less what spans inside it take; must not hold a `yield`."""
+    """Charge the time within to `name`, without the time of spans inside it. It must not contain a `yield`."""
     return _OFF if _profile is None else _Span(_profile, name)
 
 
 @contextlib.contextmanager
 def profiling() -> Iterator["Profile"]:
-    """Measure every span until the end."""
+    """Measure every span within."""
     global _profile
     _profile = Profile()
     try:
@@ -44,7 +44,8 @@ class Profile:
         self.dropped = 0
         self.began = self._last = time.perf_counter()
         self.total = 0.0
-        self._open: dict[int, list[tuple[str, float]]] = defaultdict(list)  # each thread's spans, the innermost last
+        # the open spans of each thread, the innermost last
+        self._open: dict[int, list[tuple[str, float]]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def enter(self, name: str) -> None:
@@ -56,12 +57,12 @@ class Profile:
     def leave(self) -> None:
         _wait_for_device()
         with self._lock:
-            now, me = self._charge(), threading.get_ident()
-            name, began = self._open[me].pop()
-            if not self._open[me]:
-                del self._open[me]
+            now, thread = self._charge(), threading.get_ident()
+            name, began = self._open[thread].pop()
+            if not self._open[thread]:
+                del self._open[thread]
             if len(self.events) < MOST_EVENTS and name != WAITING:
-                self.events.append((name, me, began, now - began))
+                self.events.append((name, thread, began, now - began))
             else:
                 self.dropped += name != WAITING
 
@@ -70,7 +71,7 @@ class Profile:
             self.total = self._charge() - self.began
 
     def _charge(self) -> float:
-        """Give the time since the last change to the innermost spans; threads at work together share it."""
+        """Charge the time since the last change to the innermost spans; threads that work at the same time share it."""
         now = time.perf_counter()
         busy = [names[-1][0] for names in self._open.values() if names[-1][0] != WAITING]
         for name in busy:
@@ -79,14 +80,14 @@ class Profile:
         return now
 
     def report(self) -> dict[str, Any]:
-        """Seconds and share of every kind of span, and of what was in none."""
+        """Seconds and share of every kind of span, and of the time in none."""
         seconds = {k: self.seconds[k] for k in KINDS if k in self.seconds}
         seconds["other"] = self.total - sum(seconds.values())
         shares = {k: {"seconds": s, "share": s / self.total} for k, s in seconds.items()}
         return {"seconds": self.total, "spans": shares}
 
     def trace(self) -> dict[str, Any]:
-        """The spans as Chrome, Perfetto and others open them."""
+        """The spans in the trace event format of Chrome and Perfetto."""
         lanes: dict[int, int] = {}
         events = [
             {
@@ -114,6 +115,6 @@ class _Span(contextlib.AbstractContextManager[None]):
 
 
 def _wait_for_device() -> None:
-    """A GPU runs behind; this thread's stream alone, because another's may be recording."""
+    """Wait for this thread's GPU stream only, because another thread's may be capturing a graph."""
     if torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()

@@ -9,15 +9,19 @@ import inspect
 import re
 import types
 import typing
-from typing import Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 import pydantic
 
+T = TypeVar("T")
+
 
 class Spec:
-    """Base of every spec; a subclass is known by its snake_case name, or by `class X(Base, name="x")`."""
+    """Base of every spec. A subclass is known by its snake_case name, or by the one in `class X(Base, name="x")`."""
 
     name: ClassVar[str]
+    if typing.TYPE_CHECKING:  # every concrete spec is a dataclass
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __init_subclass__(cls, name: str | None = None, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -26,21 +30,22 @@ class Spec:
     def __str__(self) -> str:
         return text(self, full=False)
 
-    __repr__ = __str__  # an error that shows a value shows what a reader could write
+    __repr__ = __str__  # errors show values as a recipe would spell them
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def spec(cls: type) -> type:
+def spec(cls: type[T]) -> type[T]:
     """Declare a spec: a frozen keyword-only dataclass whose values are checked against their annotations."""
     config = pydantic.ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
-    return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config, repr=False)
+    made: Any = pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config, repr=False)
+    return made
 
 
 def text(value: Any, full: bool = True) -> str:
     """Print a value in the grammar; `full` names every key, otherwise only those that differ from their default."""
     if isinstance(value, Spec):
         shown = []
-        for f in dataclasses.fields(value):  # type: ignore[arg-type]
+        for f in dataclasses.fields(value):
             item = getattr(value, f.name)
             if full or item != f.default:
                 shown.append(f"{f.name}={text(item, full)}")
@@ -50,17 +55,21 @@ def text(value: Any, full: bool = True) -> str:
     return repr(value)
 
 
-@functools.cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """The annotated keys of a spec class, its own before inherited ones, so that `shards(3)` means what it says."""
+    """The annotated keys of a spec class: its own first, then inherited ones, so that `shards(3)` sets its own first key."""
+    return _field_hints(cls)
+
+
+@functools.cache
+def _field_hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     names = {f.name for f in dataclasses.fields(cls)}
     order = dict.fromkeys(key for c in cls.__mro__ for key in inspect.get_annotations(c))
     return {key: hints[key] for key in order if key in names}
 
 
-def spec_type(hint: Any) -> type | None:
-    """The spec class that an annotation asks for, if it does."""
+def spec_type(hint: Any) -> type[Spec] | None:
+    """The spec class in an annotation, if there is one."""
     for member in _members(hint):
         if isinstance(member, type) and issubclass(member, Spec):
             return member
@@ -72,7 +81,7 @@ def accepts_text(hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """An annotation in a reader's words."""
+    """An annotation in words, for error messages."""
     words = []
     for member in _members(hint):
         if isinstance(member, type) and issubclass(member, Spec):

@@ -1,4 +1,4 @@
-"""What a network is trained for: which randomness a batch needs and what the loss is."""
+"""Training objectives: the random numbers that a batch needs, and the loss."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -11,26 +11,26 @@ from torch import Tensor
 from effuse.core.model import Net
 from effuse.core.spec import Spec, spec
 
-# what a loss or a direction is handed: numbers (as 0-d tensors), tensors, Params, and a Model as a frozen `Net` that can be called;
-# where the solver keeps a moving average of the weights, it is there as "average"
+# values passed to a loss or a direction: numbers (as 0-d tensors), tensors, Params, and models (as frozen `Net`s);
+# "average" is the moving average of the weights, where the solver keeps one
 Given: TypeAlias = Mapping[str, Any]
-# what is minimised, and perhaps a value beside it that is only averaged and reported
+# the loss to minimise, and optionally a second value that is only averaged and reported
 Loss: TypeAlias = Callable[[Net, "Batch", Given], Tensor | tuple[Tensor, Tensor]]
 Direction: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Given], Mapping[str, Tensor]]
-Feature: TypeAlias = Callable[[Net, "Batch", Given], Tensor]  # a value for each image of a batch, without a gradient
-Give: TypeAlias = Literal["output", "features", "both"]  # what a featured network (see Arch) is asked for
+Feature: TypeAlias = Callable[[Net, "Batch", Given], Tensor]  # a value for each image of a batch, without gradients
+Give: TypeAlias = Literal["output", "features", "both"]  # what a network with `Arch.featured` returns
 
 
 @dataclasses.dataclass
 class Batch:
-    """One step's input with all its randomness drawn already, so that the step itself is a pure function."""
+    """The input of one step. Its random numbers are drawn beforehand, so that the step is a pure function."""
 
     x: Tensor  # clean images in [-1, 1]
     labels: Tensor
     task: "Task"
     drawn: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what the task drew: t, noise, dropped labels
     weight: Tensor | None = None  # 1 for an image, 0 for padding; None when nothing is padded
-    columns: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what the client laid beside its images
+    columns: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # the shard's columns
 
     def mean(self, per_image: Tensor) -> Tensor:
         """The mean over the images that are not padding."""
@@ -45,20 +45,20 @@ class Task(Spec, ABC):
 
     @abstractmethod
     def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """The randomness of a batch of `n` images, from one generator on the batch's device."""
+        """The random numbers of a batch of `n` images, from one generator on the batch's device."""
 
     @abstractmethod
     def loss(self, net: Net, batch: Batch) -> Tensor:
-        """The mean loss of a batch; pure, so that it can be compiled and captured."""
+        """The mean loss of a batch. It is a pure function, so that it can be compiled and captured."""
 
 
 @spec
 class Prediction(Task, ABC):
-    """A task that is one prediction: what the network is shown, and how far its output is off."""
+    """A task with one prediction: the network's inputs, and the error of its output."""
 
     @abstractmethod
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the network is called with."""
+        """The network's inputs."""
 
     @abstractmethod
     def error(self, output: Tensor, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is within a message: its tensors visited, placed on a device, or rounded as the wire rounds them."""
+"""Traversal of messages: their tensors are visited, copied, moved to a device, or rounded as on the wire."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ from effuse.core.params import Params
 
 
 def through_wire(value: Any, wire: str) -> Any:
-    """What arrives when `value` is sent: the simulator's stand-in for encoding and decoding."""
+    """`value` as it would arrive; the simulator uses this in place of encoding and decoding."""
     return map_params(value, lambda t: widened(narrowed(t))) if wire == "bf16" else value
 
 
 def each_params(value: Any) -> Iterator[Params | Tensor]:
-    """Every Params and every bare tensor within a message, for whoever counts or watches them."""
+    """Every Params and every bare tensor within a message."""
     if isinstance(value, (Params, Tensor)):
         yield value
     elif is_message(type(value)):
@@ -32,7 +32,7 @@ def each_params(value: Any) -> Iterator[Params | Tensor]:
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """The same message with every tensor on a device."""
+    """The same message with every tensor on the device."""
     if isinstance(value, Params):
         return value.to(device)
     if isinstance(value, Tensor):
@@ -41,7 +41,7 @@ def placed(value: Any, device: torch.device) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """The same message with tensors of its own."""
+    """The same message with its tensors copied."""
     if isinstance(value, Params):
         return value.map(lambda t: t.detach().clone(memory_format=torch.contiguous_format))
     if isinstance(value, Tensor):
@@ -57,7 +57,7 @@ def map_params(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A message or container with each of its items changed; anything else as it is."""
+    """A message or container with each of its items changed; other values are returned as they are."""
     if is_message(type(value)):
         return type(value)(**{f.name: change(getattr(value, f.name)) for f in dataclasses.fields(value)})
     if isinstance(value, dict):

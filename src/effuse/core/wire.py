@@ -1,6 +1,6 @@
-"""The closed wire: only `@message` types cross or are saved; tensors as safetensors, the rest as JSON, never pickle.
+"""The wire format. Only `@message` types can be sent or saved: tensors as safetensors, the rest as JSON, never pickle.
 
-Encoding and decoding follow the annotations. A blob is one safetensors file whose metadata holds the JSON.
+Encoding and decoding follow the annotations. A message is one safetensors file whose metadata holds the JSON.
 """
 
 import json
@@ -25,7 +25,7 @@ from effuse.core.visit import map_params, narrowed, widened
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-NAMES = {  # what safetensors calls them
+NAMES = {  # in safetensors
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -40,14 +40,14 @@ NAMES = {  # what safetensors calls them
 
 
 def encode(value: Any, hint: Any, wire: str = "fp32", marks: Mapping[str, str] | None = None) -> bytes:
-    """Bytes of a value of the annotated type; `marks` are put into the header, where `marks_in` reads them undecoded."""
+    """Encode a value of the annotated type; `marks` go into the header, where `marks_in` reads them without decoding."""
     tensors: list[Tensor] = []
     tree = _pack(map_params(value, narrowed) if wire == "bf16" else value, hint, tensors, "message")
     return _saved(tensors, json.dumps(tree, allow_nan=False, separators=(",", ":")), marks or {})
 
 
 def _saved(tensors: list[Tensor], tree: str, marks: Mapping[str, str]) -> bytes:
-    """A safetensors file, written with one copy of each tensor where the library makes three."""
+    """A safetensors file, made with one copy of each tensor; the library's own function makes three."""
     header: dict[str, Any] = {"__metadata__": {**marks, "effuse": tree}}
     views: list[memoryview] = []
     end = 0
@@ -56,9 +56,9 @@ def _saved(tensors: list[Tensor], tree: str, marks: Mapping[str, str]) -> bytes:
         _finite_tensor(plain)
         start, end = end, end + plain.nbytes
         header[f"{i:06d}"] = {"dtype": NAMES[plain.dtype], "shape": list(plain.shape), "data_offsets": [start, end]}
-        views.append(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+        views.append(plain.reshape(-1).view(torch.uint8).numpy().data)
     blob = json.dumps(header, separators=(",", ":")).encode()
-    blob += b" " * (-len(blob) % 8)  # tensors begin at a multiple of eight
+    blob += b" " * (-len(blob) % 8)  # the tensors must begin at a multiple of eight
     return b"".join((len(blob).to_bytes(8, "little"), blob, *views))
 
 
@@ -68,7 +68,7 @@ def _finite_tensor(tensor: Tensor) -> None:
 
 
 def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
-    """The value in `blob`, which must be of the annotated type and hold nothing else."""
+    """Decode `blob`, which must hold a value of the annotated type and nothing else."""
     if limit is not None and len(blob) > limit:
         raise WireError(f"a message of {len(blob)} bytes is over its limit of {limit}")
     try:
@@ -84,12 +84,12 @@ def decode(blob: bytes, hint: Any, limit: int | None = None) -> Any:
     used: set[int] = set()
     value = _unpack(tree, hint, tensors, used, "message")
     if len(used) != len(tensors):
-        raise WireError(f"a message brings {len(tensors) - len(used)} tensors that nothing in it names")
+        raise WireError(f"a message has {len(tensors) - len(used)} tensors that none of its fields name")
     return value
 
 
 def marks_in(blob: bytes) -> dict[str, str]:
-    """What `encode` was told to mark a blob with, whatever else is in it."""
+    """The marks that `encode` put into a blob's header."""
     try:
         metadata = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])["__metadata__"]
         return {name: str(value) for name, value in metadata.items() if name != "effuse"}
@@ -132,7 +132,7 @@ def _pack(value: Any, hint: Any, tensors: list[Tensor], where: str) -> Any:
 def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: str) -> Any:
     def take(i: Any) -> Tensor:
         if type(i) is not int or not 0 <= i < len(tensors) or i in used:
-            raise WireError(f"{where} names tensor {i!r}, which is not there or taken already")
+            raise WireError(f"{where} names tensor {i!r}, which does not exist or is used twice")
         used.add(i)
         return tensors[i]
 
@@ -142,32 +142,28 @@ def _unpack(tree: Any, hint: Any, tensors: list[Tensor], used: set[int], where: 
     if hint is Tensor:
         return take(tree)
     if hint in (Params, Buffers):
-        if (
-            not isinstance(tree, list)
-            or not tree
-            or type(tree[0]) is not int
-            or not all(isinstance(n, str) for n in tree[1:])
-        ):
+        first, *names = tree if isinstance(tree, list) and tree else (None,)
+        if type(first) is not int or not all(isinstance(n, str) for n in names):
             raise WireError(f"{where} is not a list of tensor names")
-        if len(set(tree[1:])) != len(tree) - 1:
+        if len(set(names)) != len(names):
             raise WireError(f"{where} names a tensor twice")
-        # bf16 is a way to travel; everyone computes in fp32
-        taken = {n: take(tree[0] + i) for i, n in enumerate(tree[1:])}
-        for tensor in taken.values():
+        named = {n: take(first + i) for i, n in enumerate(names)}
+        for tensor in named.values():
             _check_kind(tensor, hint, where)
-        return hint({n: widened(t) for n, t in taken.items()})
+        # bf16 is for the wire only; all computation is in fp32
+        return hint({n: widened(t) for n, t in named.items()})
     if isinstance(hint, type) and issubclass(hint, Spec):
         if not isinstance(tree, str):
             raise WireError(f"{where} is {type(tree).__name__}, but a {hint.name} is declared")
         try:
-            made = build(parse(tree), hint, where)
+            spec = build(parse(tree), hint, where)
         except EffuseError as error:
             raise WireError(str(error)) from None
-        if not isinstance(made, hint):
-            raise WireError(f"{where} is {type(made).__name__}, but a {hint.name} is declared")
-        if not getattr(made, "travels", True):
-            raise WireError(f"{where} is a {made.name}, which may stand in a recipe but not in a message")
-        return made
+        if not isinstance(spec, hint):
+            raise WireError(f"{where} is {type(spec).__name__}, but a {hint.name} is declared")
+        if not getattr(spec, "travels", True):
+            raise WireError(f"{where} is a {spec.name}, which is allowed in a recipe but not in a message")
+        return spec
     if is_message(hint):
         cls = _named(tree, hint)
         if cls is None:
@@ -197,8 +193,8 @@ def _finite(number: int | float, where: str) -> float:
 
 
 def _check_kind(tensor: Tensor, hint: Any, where: str) -> None:
-    """Refuse a tensor of a kind that the receiver could not compute with."""
-    allowed = FLOATS[:2] if hint is Params else FLOATS + INTEGERS  # parameters are fp32, or bf16 on their way
+    """Refuse a tensor of a type that the receiver could not compute with."""
+    allowed = FLOATS[:2] if hint is Params else FLOATS + INTEGERS  # parameters are fp32, or bf16 on the wire
     if tensor.dtype not in allowed:
         raise WireError(f"{where} holds a tensor of {tensor.dtype}, which {hint.__name__} may not")
 
@@ -229,11 +225,11 @@ def _member(value: Any, args: tuple[Any, ...], where: str) -> Any:
     for arg in _ints_first(args):
         if _fits(value, arg):
             return arg
-    raise WireError(f"{where} is {type(value).__name__}, which none of the declared types admits")
+    raise WireError(f"{where} is {type(value).__name__}, which fits none of the declared types")
 
 
 def _tree_member(tree: Any, args: tuple[Any, ...], where: str) -> Any:
-    """Which member of a union a JSON tree was written for."""
+    """The member of a union that a JSON tree was encoded from."""
     for arg in _ints_first(args):
         if is_plain(arg):
             fits = _fits(tree, arg)
@@ -245,7 +241,7 @@ def _tree_member(tree: Any, args: tuple[Any, ...], where: str) -> Any:
 
 
 def _ints_first(args: tuple[Any, ...]) -> list[Any]:
-    return sorted(args, key=lambda a: a is float)  # or an int would become a float on its way
+    return sorted(args, key=lambda a: a is float)  # otherwise an int would be decoded as a float
 
 
 def _items(hint: Any, n: int, where: str) -> list[Any]:

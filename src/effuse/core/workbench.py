@@ -1,4 +1,4 @@
-"""A place to train and sample: the server has one, and every client is one."""
+"""The workbench, on which models are trained and sampled: the server has one, and every client is one."""
 
 from typing import Any
 
@@ -18,57 +18,57 @@ from effuse.core.solvers import SGD, Solver
 from effuse.core.spans import span
 from effuse.core.task import Direction, Feature, Given, Loss, Task
 
-SERVER = -1  # the server's number among those who draw random numbers
-RESERVED = ("average",)  # what a loss finds in `given` without anybody handing it over
+SERVER = -1  # the server's id in addresses of random streams
+RESERVED = ("average",)  # names in `given` that the fit fills in
 
 
 class Workbench:
-    """Loads, fits and generates on a machine, with randomness keyed by round, job, call and place."""
+    """Loads, fits and generates on a machine, with random numbers keyed by round, job, call and client."""
 
     def __init__(self, machine: Machine, task: Task, rounds: int, id: int = SERVER) -> None:
         self.machine = machine
-        self.task = task  # the recipe's: what is trained for unless a call says otherwise
+        self.task = task  # the recipe's task, used unless a call gives another
         self.rounds = rounds
         self.id = id
         self.state: dict[str, Any] = {}
-        self.federated = 0  # the federated round, by which schedules go
+        self.federated = 0  # the federated round, which schedules depend on
         self._address = Stream(())
         self._calls = 0
 
     def begin(self, address: Stream, federated: int) -> None:
-        """Start a job or a server round: its draws are keyed by this address."""
+        """Start a job or a server round, whose draws are keyed by this address."""
         self.end()
         self._address, self._calls, self.federated = address, 0, federated
 
     def end(self) -> None:
-        """Give back the networks of the job that is over."""
+        """Return the networks of the job that has ended."""
         self.machine.release(self.id)
 
     def stream(self, purpose: str) -> Stream:
-        """A stream of this place's own; every use gets a new one."""
+        """A new random stream; every call returns a different one."""
         self._calls += 1
         return self._address.child(self._calls, purpose)
 
     def by_federated_round(self, purpose: str) -> Stream:
-        """The same, keyed by the federated round in place of the round, which counts warm-ups and the like, too."""
+        """A new stream keyed by the federated round, which does not count warm-ups, in place of the round."""
         own = self.stream(purpose)
         seed, _, *rest = own.key
         return Stream((seed, self.federated, *rest), own.secret)
 
     def lasting(self, purpose: str) -> Stream:
-        """A stream that is the same in every round: what is drawn from it again is what was drawn before."""
+        """A stream that is the same in every round, so that repeated draws are equal."""
         return Stream((*self._address.key[:1], "lasting", self.id, purpose), self._address.secret)
 
     def initial(self, arch: Arch) -> Model:
-        """A model to start from, with random weights of this place's own."""
+        """A model with random weights from a stream of this workbench."""
         return self.machine.initial(arch, self.stream("initial"))
 
     def load(self, model: Model) -> Net:
-        """A network with the model's values, this job's to change."""
+        """A network with the model's values, which this job may change."""
         return self.machine.load(model, self.id)
 
     def unload(self, net: Net) -> Model:
-        """The network's present values as a model."""
+        """The network's current values as a model."""
         return Model(net.arch, *self.machine.values(net))
 
     def rate(self, solver: Solver) -> float:
@@ -92,14 +92,14 @@ class Workbench:
     ) -> Fit:
         """Train the network in place on a shard.
 
-        `task` is the recipe's unless said. `loss` stands in place of the task's own, `direction` is made of the gradient, and
-        `given` is what both are handed: numbers, tensors, Params, and models, which a loss may call as frozen networks.
-        `average` is where a moving average of the weights goes on from. `uphill` is SAM's rho. `slot` tells apart networks of one
-        architecture whose optimisers keep their moments under one kind of solver.
+        `task` is the recipe's by default. `loss` replaces the task's loss. `direction` computes what replaces the gradient.
+        Both get `given`: numbers, tensors, Params, and models, which a loss may call as frozen networks. A moving average
+        of the weights continues from `average`. `uphill` is SAM's rho. `slot` separates the optimiser states of several
+        networks of one architecture.
         """
-        # moments mean nothing to another kind of solver, nor to another network; those of a cut one replace the wider one's
+        # moments fit one kind of solver and one architecture; those of a pruned network replace those of the whole one
         place = f"optimiser of {solver.name} on {net.arch.whole()}" + (f" in {slot}" if slot else "")
-        kept = _of(self.state.get(place), net) if solver.state == "kept" else None
+        moments = _fitting(self.state.get(place), net) if solver.state == "kept" else None
         work = Work(
             solver=solver,
             task=task or self.task,
@@ -111,16 +111,16 @@ class Workbench:
             loss=self._plain(loss),
             direction=self._plain(direction),
             given=self._given(given),
-            optimiser=kept,
+            optimiser=moments,
             average=average,
             uphill=uphill,
             report_gradient=report_gradient,
         )
         with span("step"):
-            done, kept = self.machine.fit(net, work)
-        if kept is not None:
-            self.state[place] = kept
-        return done
+            result, moments = self.machine.fit(net, work)
+        if moments is not None:
+            self.state[place] = moments
+        return result
 
     def gradient(
         self,
@@ -132,7 +132,7 @@ class Workbench:
         loss: Loss | None = None,
         given: Given | None = None,
     ) -> Params:
-        """The mean gradient over one pass of the shard's batches, with the weights as they are."""
+        """The mean gradient over one pass of the shard's batches; the weights do not change."""
         solver = SGD(lr=1.0, batch=batch, epochs=1)
         work = Work(
             solver=solver,
@@ -148,14 +148,14 @@ class Workbench:
             updates=False,
         )
         with span("step"):
-            found = self.machine.fit(net, work)[0].gradient
-        assert found is not None
-        return found
+            gradient = self.machine.fit(net, work)[0].gradient
+        assert gradient is not None  # since report_gradient is set
+        return gradient
 
     def apply(
         self, net: Net, function: Feature, data: Shard, *, task: Task | None = None, given: Given | None = None
     ) -> Tensor:
-        """A function of the network and each image, without a gradient: rows in the shard's order, in evaluation mode."""
+        """A function of the network and each image: rows in the shard's order, in evaluation mode, without gradients."""
         shard, placed = self._data(data), self._given(given)
         self._plain(function)
         with span("step"):
@@ -171,23 +171,24 @@ class Workbench:
         task: Task | None = None,
         stream: Stream | None = None,
     ) -> Images:
-        """Draw `n` images; a conditional model without labels draws its classes in turn."""
+        """Draw `n` images. Without labels, a conditional model draws its classes in turn."""
         if labels is None and model.arch.conditional:
             labels = torch.arange(n) % model.arch.shape.classes
-        borrower = object()  # given back at once: a job that draws from a hundred models needs one network
+        borrower = object()  # the network is returned at once, so that a job with a hundred models needs only one
         try:
             with span("sample"):
                 net = self.machine.load(model, borrower)
-                where = stream or self.stream("generate")
-                return self.machine.generate(net, task or self.task, n, sampler, labels, where)
+                source = stream or self.stream("generate")
+                return self.machine.generate(net, task or self.task, n, sampler, labels, source)
         finally:
             self.machine.release(borrower)
 
     @property
     def where(self) -> str:
+        """The round, the client and the job, for error messages."""
         _, t, job, *_ = (*self._address.key, None, None, None)
-        who = "the server" if self.id == SERVER else f"client {self.id}"
-        return f"round {t}, {who}, job '{job}'"
+        place = "the server" if self.id == SERVER else f"client {self.id}"
+        return f"round {t}, {place}, job '{job}'"
 
     def _data(self, data: Shard) -> Shard:
         if not len(data):
@@ -195,30 +196,30 @@ class Workbench:
         return data
 
     def _plain(self, function: Any) -> Any:
-        """A function that a recording can be made of, and made again in another process."""
+        """Refuse a closure or a lambda: its values would be lost when the step is captured, or built in another process."""
         if function is not None and (function.__closure__ or "<lambda>" in function.__qualname__):
             raise FederationError(
-                f"{self.where}: {function.__qualname__} holds values of its own; a loss or direction is a plain function of a "
-                "module, and what it needs goes through `given`"
+                f"{self.where}: {function.__qualname__} holds values of its own; define it in a module: "
+                "what it needs goes through `given`"
             )
         return function
 
     def _given(self, given: Given | None) -> Given:
-        taken = [name for name in RESERVED if name in (given or {})]
-        if taken:
-            raise FederationError(f"{self.where}: '{taken[0]}' of `given` is filled in by the fit; choose another name")
+        reserved = [name for name in RESERVED if name in (given or {})]
+        if reserved:
+            raise FederationError(f"{self.where}: '{reserved[0]}' of `given` is filled in by the fit; choose another name")
         return given or {}
 
 
-def _of(kept: Params | None, net: Net) -> Params | None:
-    """Kept moments, unless the network has been cut since: then they belong to a wider one."""
-    if kept is None or any(t.dim() and t.shape != net.params[k.partition("/")[2]].shape for k, t in kept.items()):
+def _fitting(moments: Params | None, net: Net) -> Params | None:
+    """The optimiser's moments, unless the network has been pruned since and they no longer fit."""
+    if moments is None or any(t.dim() and t.shape != net.params[k.partition("/")[2]].shape for k, t in moments.items()):
         return None
-    return kept
+    return moments
 
 
 class Client(Workbench):
-    """A workbench where data lives; `state` never leaves it."""
+    """A workbench with data; its `state` never leaves the client."""
 
     def __init__(self, machine: Machine, task: Task, rounds: int, id: int, data: Shard) -> None:
         super().__init__(machine, task, rounds, id)

@@ -11,15 +11,15 @@ from effuse.tasks.denoise import NULL
 
 
 def refuse_guidance(w: float, conditional: bool) -> None:
-    """Guidance without labels has nothing to push away from."""
+    """Refuse guidance of an unconditional model."""
     if w and not conditional:
         raise ModelError(f"guidance={w:g} needs a class-conditional model; set guidance=0 or train with conditional=True")
 
 
 def guided(net: Predict, labels: Tensor | None, w: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """The network bound to labels, pushed away from its unconditional answer: (1 + w) cond - w uncond.
+    """The network with guidance: (1 + w) times the conditional output minus w times the unconditional one.
 
-    The weights sum to one, so the same blend is right for epsilon, v and x0: each is affine in the others at a given x_t.
+    The weights sum to one, and epsilon, v and x0 are affine in each other at a given x_t. So this holds for all three.
     """
     if w == 0.0:
         return lambda x, t: net(x, t, labels)

@@ -1,4 +1,4 @@
-"""Samplers on diffusers' schedulers, drawing randomness in the order of diffusers' own pipelines."""
+"""Samplers on diffusers' schedulers. Random numbers are drawn in the order of diffusers' pipelines."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from effuse.core.task import Task
 from effuse.diffusion.guidance import guided, refuse_guidance
 from effuse.tasks.denoise import PREDICTION_TYPES, Denoise
 
-TRACE = 0.25  # of an image, in amplitude: ten uniform steps of a cosine schedule begin with 0.16, and draw well enough
+MOST_SIGNAL = 0.25  # amplitude of the image at the first step; ten uniform steps of a cosine schedule have 0.16 and work
 
 
 @spec
@@ -40,7 +40,7 @@ class Scheduled(Sampler):
         scheduler, times = self.plan(task)
         predict = guided(net, labels, self.guidance)
         x = randn_tensor(shape, generator=generator, device=generator.device)
-        # the scheduler counts on the CPU, where its coefficients are; the network's times are sent once, not per step
+        # the scheduler's coefficients are on the CPU; the network's time steps are copied to the device once
         inputs = times.to(x.device)[:, None].expand(-1, shape[0])
         for t, t_net in zip(scheduler.timesteps, inputs):
             output = predict(x, t_net).to(x.dtype)
@@ -49,20 +49,21 @@ class Scheduled(Sampler):
         return x.clamp(-1.0, 1.0)
 
     def plan(self, task: Task) -> tuple[Any, Tensor]:
-        """A scheduler set to its steps, and the time step that the network is told at each of them."""
+        """A scheduler with its steps set, and the network's time step at each of them."""
         scheduler = self.scheduler(task)
         scheduler.set_timesteps(self.count(denoising(task)))
-        self._begins_in_noise(denoising(task), scheduler.timesteps)
+        self._check_first_step(denoising(task), scheduler.timesteps)
         return scheduler, scheduler.timesteps
 
-    def _begins_in_noise(self, task: Denoise, times: Tensor) -> None:
-        """Of the image hardly anything may be left at the first step, since it is drawn as noise there."""
+    def _check_first_step(self, task: Denoise, times: Tensor) -> None:
+        """Refuse a first step at which training images still have much signal: sampling starts there from pure noise."""
         signal = task.schedule.alpha_bar()[int(times.max())].sqrt().item()
-        if signal > TRACE:
+        if signal > MOST_SIGNAL:
+            total = task.schedule.steps
             raise RecipeError(
-                f"sampler: its first step is at {int(times.max())} of {task.schedule.steps}, where training images are still there "
-                f"by {signal:.0%}, and it begins with noise alone; take steps that divide {task.schedule.steps}, more of them, "
-                f"uniform spacing, or dpm_solver()"
+                f"sampler: its first step is at {int(times.max())} of {total}, where training images keep {signal:.0%} of "
+                f"their amplitude, but sampling starts from pure noise; use steps that divide {total}, more of them, "
+                "uniform spacing, or dpm_solver()"
             )
 
     def ready(self, task: Task, conditional: bool) -> None:
@@ -84,7 +85,7 @@ class Scheduled(Sampler):
 class Ancestral(Scheduled):
     """Ho et al., 2020, Algorithm 2: one step of the reverse chain at a time."""
 
-    clip: bool = False  # the predicted clean image to [-1, 1] in every step
+    clip: bool = False  # clip the predicted clean image to [-1, 1] in every step
     variance: Literal["small", "large"] = "small"  # beta-tilde or beta
 
     def scheduler(self, task: Task) -> Any:
@@ -114,18 +115,18 @@ class Ddim(Scheduled):
 
         schedule = denoising(task).schedule
         times = quadratic(schedule.steps, self.count(denoising(task)))
-        # diffusers knows even spacing only: a short schedule made of the chosen steps is even again
-        short = DDIMScheduler(
+        # diffusers' spacing is uniform, so a schedule is made of the chosen steps alone
+        short: Any = DDIMScheduler(
             num_train_timesteps=len(times), clip_sample=self.clip, prediction_type=PREDICTION_TYPES[denoising(task).target]
         )
         short.alphas_cumprod = schedule.alpha_bar()[times]
         short.set_timesteps(len(times))
-        self._begins_in_noise(denoising(task), times)
+        self._check_first_step(denoising(task), times)
         return short, times.flip(0)
 
     def step_options(self, generator: torch.Generator) -> dict[str, Any]:
-        # with the noise that belongs to the clipped image: else every step, however short, would also lose what clipping
-        # cut off, and many steps would end in stripes
+        # recompute the noise from the clipped image: otherwise every step would lose what was clipped, and many steps
+        # would produce stripes
         return {"generator": generator, "eta": self.eta, "use_clipped_model_output": self.clip}
 
 
@@ -139,21 +140,20 @@ class DpmSolver(Scheduled):
     def scheduler(self, task: Task) -> Any:
         from diffusers import DPMSolverMultistepScheduler
 
-        # steps even in the log of the signal-to-noise ratio, as its paper has them for pixels; even in time, a tenth of the
-        # steps would have to remove all fine detail
+        # steps uniform in log SNR, as in the paper for pixels; uniform in time, few steps would remain for fine detail
         return DPMSolverMultistepScheduler(
             **shared(task), solver_order=self.order, algorithm_type="dpmsolver++", use_lu_lambdas=True
         )
 
 
 def quadratic(total: int, steps: int) -> Tensor:
-    """DDIM's quadratic steps, floor(c i^2) up to 0.8 T; repeated ones would stand still and are left out."""
+    """DDIM's quadratic steps, floor(c i^2) up to 0.8 T, without repetitions."""
     root = torch.linspace(0.0, math.sqrt(0.8 * total), steps, dtype=torch.float64)
-    return torch.unique((root**2 + 1e-9).long())  # sqrt and square must not lose the last integer
+    return torch.unique((root**2 + 1e-9).long())  # rounding must not lose the last integer
 
 
 def shared(task: Task) -> dict[str, Any]:
-    """What every scheduler must know of the task."""
+    """The scheduler arguments that follow from the task."""
     task = denoising(task)
     return {**task.schedule.config(), "prediction_type": PREDICTION_TYPES[task.target]}
 

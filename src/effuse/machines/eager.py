@@ -1,6 +1,7 @@
-"""Plain PyTorch, one operation after another: the reference for every faster machine, and the only file with `backward()`."""
+"""Plain PyTorch, one operation after another. It is the reference for every faster machine, and alone calls `backward()`."""
 
 import contextlib
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -30,16 +31,16 @@ from effuse.core.sampler import Sampler
 from effuse.core.spans import span
 from effuse.core.task import Batch, Feature, Given, Task
 
-APPLIED = 256  # images at a time that a function without gradients is applied to
-AVERAGE = "average"  # under which a loss finds the moving average of the weights
+APPLIED = 256  # images per batch of `apply`
+AVERAGE = "average"  # the moving average of the weights in `given`
 
 
 class Step:
-    """One step on a network's parameters: the gradient, then the direction made of it, then the update."""
+    """One training step: the gradient, then the direction computed from it, then the update."""
 
     def __init__(
         self,
-        params: Mapping[str, nn.Parameter],
+        params: Mapping[str, Tensor],
         optimiser: torch.optim.Optimizer,
         work: Work,
         given: Given,
@@ -52,29 +53,29 @@ class Step:
         self.average, self.total, self.uphill = average, total, uphill
 
     def __call__(self, forward: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-        """The loss and what was noted beside it."""
+        """The loss and its second value."""
         loss, noted = self.gradient(forward)
         with torch.no_grad():
             if self.total is not None:
-                learnt = [k for k, p in self.params.items() if p.grad is not None]
-                torch._foreach_add_([self.total[k] for k in learnt], [self.params[k].grad for k in learnt])
+                grads = {k: p.grad for k, p in self.params.items() if p.grad is not None}
+                torch._foreach_add_([self.total[k] for k in grads], list(grads.values()))
             if self.updates:
                 self.direct()
                 self.update()
         return loss.detach(), None if noted is None else noted.detach()
 
     def gradient(self, forward: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-        """Leave the gradient of the mean loss at the parameters; SAM takes it uphill of the weights."""
+        """Set the parameters' `grad` to the gradient of the mean loss; SAM takes it uphill of the weights."""
         self.optimiser.zero_grad(set_to_none=True)
         loss, noted = forward()
         loss.backward()
         if self.uphill is not None:
-            here = climb([p for p in self.params.values() if p.grad is not None], self.uphill)
+            before = climb([p for p in self.params.values() if p.grad is not None], self.uphill)
             self.optimiser.zero_grad(set_to_none=True)
             forward()[0].backward()
             with torch.no_grad():
-                for p, value in here:
-                    p.copy_(value)  # and not minus what was added, which would round
+                for p, value in before:
+                    p.copy_(value)  # subtracting what was added would round
         return loss, noted
 
     def direct(self) -> None:
@@ -85,7 +86,7 @@ class Step:
                 self.params[k].grad = g
 
     def update(self) -> None:
-        """Clip, move the weights, and let their average follow."""
+        """Clip, move the weights, and update their moving average."""
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.params.values(), self.clip, foreach=True)
         self.optimiser.step()
@@ -94,17 +95,17 @@ class Step:
 
 
 @torch.no_grad()
-def climb(params: list[nn.Parameter], rho: float | Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-    """Move weights by rho along their gradient's direction; returns each with the value it had."""
-    grads = [p.grad for p in params]
+def climb(params: list[Tensor], rho: float | Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Move weights by rho along their gradient; returns each with its value before. Each must have a gradient."""
+    grads = [p.grad for p in params if p.grad is not None]
     norm = torch.stack(torch._foreach_norm(grads)).norm()
-    here = [(p, p.clone()) for p in params]
+    before = [(p, p.clone()) for p in params]
     torch._foreach_add_(params, torch._foreach_mul(grads, rho / (norm + 1e-12)))
-    return here
+    return before
 
 
 class Eager(Machine):
-    """Plain PyTorch, one operation after another: the reference for every faster path."""
+    """Plain PyTorch, one operation after another: the reference for every faster machine."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -113,16 +114,16 @@ class Eager(Machine):
         self._lent: dict[object, list[Net]] = defaultdict(list)
         self._lending = threading.Lock()  # the server may load while a client does
         if device.type == "cuda":
-            torch.backends.cudnn.deterministic = True  # or some gradients are sums in whatever order threads come
+            torch.backends.cudnn.deterministic = True  # otherwise some gradients are summed in random order
 
     def load(self, model: Model, owner: object = None) -> Net:
         with self._lending:
-            # building a U-Net costs more than a training step: networks are kept and refilled
+            # building a U-Net takes longer than a training step, so networks are reused
             free = self._free[model.arch]
             net = free.pop() if free else self._built(model.arch)
             self._lent[owner].append(net)
         fill(net, model)
-        # as a new network is, whatever the last job left behind
+        # the last job may have changed this
         for p in net.params.values():
             p.requires_grad_(True)
         return net.train()
@@ -143,7 +144,7 @@ class Eager(Machine):
         self._free.pop(arch, None)
 
     def reset_for(self, arch: Arch) -> None:
-        """Ready for another run: nothing counted, nothing lent, nothing kept but for this architecture."""
+        """Prepare for another run: reset counts and loans, and free all networks but those of this architecture."""
         self.meter, self._lent = Meter(), defaultdict(list)
         for other in self._known() - {arch}:
             self.forget(other)
@@ -158,13 +159,13 @@ class Eager(Machine):
         if work.optimiser is not None:
             restore(optimiser, params, work.optimiser)
         begun = Params.of(net) if work.average is None else work.average
-        # by the network's own order and place: the average may come from a message
+        # in the order and on the device of the network: the average may come from a message
         average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
         total = {k: torch.zeros_like(p) for k, p in params.items()} if work.report_gradient else None
         losses: list[Tensor] = []
         notes: list[Tensor] = []
         sizes: list[int] = []
-        # side by side are only networks without dropout, which would take turns at torch's one default generator
+        # parallel machines run only networks without dropout, which would need torch's one default generator
         drawing = keyed(work.stream.child("dropout")) if self.threads is None else contextlib.nullcontext()
         with self._companions(work.given) as given, drawing:
             if average is not None:
@@ -181,15 +182,15 @@ class Eager(Machine):
                 notes += [] if noted is None else [noted]
                 sizes.append(len(batch.labels))
                 self.meter.trained(len(batch.labels))
-        mean, noted = mean_loss(losses, sizes, work), mean_loss(notes, sizes, work) if notes else None
+        mean, note = mean_loss(losses, sizes, work), mean_loss(notes, sizes, work) if notes else None
         for p in params.values():
-            p.grad = None  # a pooled network must not hold a second copy of itself between jobs
-        kept = kept_state(optimiser, params) if solver.state == "kept" else None
+            p.grad = None  # frees as much memory as the weights take
+        moments = kept_state(optimiser, params) if solver.state == "kept" else None
         gradient = mean_gradient(total, len(sizes))
-        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, gradient, noted), kept
+        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, gradient, note), moments
 
     def _batches(self, work: Work) -> Iterator[Batch]:
-        """The batches of a fit, their randomness drawn; always drawn for a full batch, so that padding changes nothing."""
+        """The batches of a fit. Random numbers are drawn for a full batch, so that padding does not change them."""
         generator = work.stream.child("draw").torch(self.device)
         for positions, real in deal(work):
             with span("data"):
@@ -212,7 +213,7 @@ class Eager(Machine):
 
     @contextlib.contextmanager
     def _companions(self, given: Given) -> Iterator[dict[str, Any]]:
-        """What a loss is handed, on this device; a Model becomes a frozen network on loan."""
+        """The values passed to a loss, on this device; a Model becomes a frozen network."""
         borrower = object()
         try:
             yield {k: self._companion(v, borrower) if isinstance(v, Model) else self._placed(v) for k, v in given.items()}
@@ -234,11 +235,11 @@ class Eager(Machine):
     def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
         net.eval()
         with self._companions(given) as placed:
-            found: list[Tensor] = []
+            rows: list[Tensor] = []
             for positions in torch.arange(len(shard)).split(APPLIED):
                 x, labels, columns = self._rows(shard, positions)
-                found.append(function(net, Batch(x, labels, task, columns=columns), placed))
-        return torch.cat(found)
+                rows.append(function(net, Batch(x, labels, task, columns=columns), placed))
+        return torch.cat(rows)
 
     @torch.no_grad()
     def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
@@ -257,13 +258,14 @@ class Eager(Machine):
         shape = arch.shape
         drawn: list[Tensor] = []
         for seed, first, size in batch_seeds(stream, n, sampler.batch):
-            some = None if labels is None else labels[first : first + size].to(self.device)
+            wanted = None if labels is None else labels[first : first + size].to(self.device)
             generator = torch.Generator(self.device).manual_seed(seed)
             image = torch.Size((size, shape.channels, shape.side, shape.side))
-            drawn.append(sampler.draw(run, task, image, some, generator, lambda: self.meter.sampled(size)).cpu())
+            tick = functools.partial(self.meter.sampled, size)
+            drawn.append(sampler.draw(run, task, image, wanted, generator, tick).cpu())
         return Images(torch.cat(drawn), None if labels is None else labels.cpu())
 
 
 def batch_seeds(stream: Stream, n: int, batch: int) -> list[tuple[int, int, int]]:
-    """(seed, first image, size) of each batch of a draw, so that anybody can repeat it with plain diffusers."""
+    """(seed, first image, size) of each batch of a draw, so that it can be repeated with plain diffusers."""
     return [(stream.child("batch", i).seed, i, min(batch, n - i)) for i in range(0, n, batch)]

@@ -1,4 +1,4 @@
-"""A machine that counts the work and does none of it: networks and images are shapes without numbers."""
+"""The machine of a rehearsal: it counts the work without doing it. Networks and images are shapes without values."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ from effuse.core.workbench import SERVER
 
 
 class Hollow(Machine):
-    """Counts the work and does none of it."""
+    """Counts the work without doing it."""
 
     def __init__(self) -> None:
         self.device = torch.device("meta")
@@ -41,18 +41,18 @@ class Hollow(Machine):
         return self._nets[arch]
 
     def values(self, net: Net) -> tuple[Params, Buffers]:
-        return self._values[net.arch]  # known: walking through a U-Net takes longer than the rest of a rehearsed round
+        return self._values[net.arch]  # cached: listing a U-Net's values takes longer than the rest of a rehearsed round
 
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
         size = len(work.shard)
         steps, images = work.solver.steps_on(size), work.solver.images_on(size)
         self.steps["server" if work.place == SERVER else "client"] += steps
         params, _ = self.values(net)
-        kept = None
+        moments = None
         if work.solver.state == "kept":
-            kept = Params({f"{m}/{k}": t for m in ("exp_avg", "exp_avg_sq") for k, t in params.items()})
+            moments = Params({f"{m}/{k}": t for m in ("exp_avg", "exp_avg_sq") for k, t in params.items()})
         average, gradient = params if work.solver.ema else None, params if work.report_gradient else None
-        return Fit(steps, images, 0.0, average, gradient), kept
+        return Fit(steps, images, 0.0, average, gradient), moments
 
     def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
         data, n = shard.dataset, len(shard)

@@ -10,7 +10,7 @@ from effuse.core.task import Batch, Prediction
 
 @spec
 class Classify(Prediction):
-    """Cross-entropy of the labels under the network's logits; nothing is drawn at random."""
+    """Cross-entropy between the network's logits and the labels; no random numbers are needed."""
 
     def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         return {}

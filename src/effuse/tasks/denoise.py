@@ -11,7 +11,7 @@ from effuse.core.spec import spec
 from effuse.core.task import Batch, Prediction
 from effuse.tasks.schedules import Linear, NoiseSchedule, signal_and_noise
 
-NULL = -1  # the label that every conditional network reads as its last embedding: no class
+NULL = -1  # the null label; a conditional network maps it to its last embedding
 # diffusers' names for what a network predicts
 PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
 
@@ -23,16 +23,16 @@ class Denoise(Prediction):
     target: Literal["epsilon", "v", "x0"] = "epsilon"
     distance: Literal["mse", "huber"] = "mse"
     schedule: NoiseSchedule = Linear()
-    min_snr: PositiveFloat | None = None  # gamma of Hang et al., 2023; None weighs every time step alike
-    drop: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0  # labels replaced by the null label, to allow guidance
+    min_snr: PositiveFloat | None = None  # gamma of Hang et al., 2023; None weighs all time steps equally
+    drop: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0  # share of labels replaced by the null label, for guidance
 
     def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Time steps, noise and dropped labels, in this order; with each image's share of signal and noise."""
+        """Time steps, noise and dropped labels, drawn in this order, and the amplitudes of signal and noise."""
         device = generator.device
         t = torch.randint(self.schedule.steps, (n,), generator=generator, device=device)
         noise = torch.randn((n, *image), generator=generator, device=device)
         dropped = torch.rand(n, generator=generator, device=device) < self.drop
-        # looked up here, so that the captured step needs no table
+        # looked up here so that a captured step needs no table
         a, s = signal_and_noise(self.schedule, device)[t].view(n, 2, *[1] * len(image)).unbind(1)
         return {"t": t, "noise": noise, "dropped": dropped, "a": a, "s": s}
 
@@ -49,7 +49,7 @@ class Denoise(Prediction):
         return torch.where(batch.drawn["dropped"], NULL, batch.labels)
 
     def wanted(self, batch: Batch) -> Tensor:
-        """What a perfect network would answer."""
+        """The target of the network's output."""
         match self.target:
             case "epsilon":
                 return batch.drawn["noise"]
@@ -59,12 +59,13 @@ class Denoise(Prediction):
                 return batch.x
 
     def error(self, output: Tensor, batch: Batch) -> Tensor:
-        """The loss of each image, the mean over its pixels."""
+        """The loss of each image: the mean over its pixels."""
         measure = F.mse_loss if self.distance == "mse" else F.smooth_l1_loss
         error = measure(output.float(), self.wanted(batch), reduction="none").flatten(1).mean(1)
         return error if self.min_snr is None else error * self.weight(batch, self.min_snr)
 
     def weight(self, batch: Batch, gamma: float) -> Tensor:
-        """min(SNR, gamma) for the error of x0, and what that is for the errors of epsilon and v."""
+        """The Min-SNR weight: min(SNR, gamma) for the error of x0, and its equivalent for those of epsilon and v."""
         snr = (batch.drawn["a"] / batch.drawn["s"]).square().flatten()
-        return snr.clamp(max=gamma) / {"epsilon": snr, "v": snr + 1, "x0": 1}[self.target]
+        per_target: dict[str, Tensor | int] = {"epsilon": snr, "v": snr + 1, "x0": 1}
+        return snr.clamp(max=gamma) / per_target[self.target]

@@ -1,4 +1,4 @@
-"""Noise schedules: how much of an image is left at each of the T steps of diffusion."""
+"""Noise schedules: the share of the image that remains at each of the T diffusion steps."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from effuse.core.spec import Spec, spec
 
-DESIGNED_FOR = 1000  # the number of steps for which the published ranges of beta were chosen
+DESIGNED_FOR = 1000  # the number of steps for which the published values of beta were chosen
 
 
 @spec
 class NoiseSchedule(Spec, ABC):
-    """The variances beta_1 ... beta_T of the noise that is added step by step."""
+    """The variances beta_1 ... beta_T of the noise that is added in each step."""
 
     steps: PositiveInt = 1000
 
@@ -28,13 +28,13 @@ class NoiseSchedule(Spec, ABC):
         """The same schedule as arguments of a diffusers scheduler."""
 
     def alpha_bar(self) -> Tensor:
-        """The T products of 1 - beta, to the bit as diffusers' schedulers compute them."""
+        """The T cumulative products of 1 - beta, equal to the bit to those of diffusers' schedulers."""
         return torch.cumprod(1.0 - self.betas(), dim=0)
 
 
 @spec
 class Ranged(NoiseSchedule):
-    """A schedule between two variances; other T keep the noise at the end if `rescale` stretches them by 1000/T."""
+    """A schedule between two variances. `rescale` multiplies them by 1000/T, so that any T ends with the same noise."""
 
     start: PositiveFloat
     end: PositiveFloat
@@ -79,7 +79,7 @@ class ScaledLinear(Ranged):
 
 @spec
 class Cosine(NoiseSchedule):
-    """Nichol and Dhariwal, 2021: alpha_bar falls like a squared cosine, whatever T is."""
+    """Nichol and Dhariwal, 2021: alpha_bar falls like a squared cosine, for any T."""
 
     def betas(self) -> Tensor:
         def alpha_bar(u: Tensor) -> Tensor:
@@ -94,6 +94,6 @@ class Cosine(NoiseSchedule):
 
 @functools.cache
 def signal_and_noise(schedule: NoiseSchedule, device: torch.device) -> Tensor:
-    """A T x 2 table of sqrt(alpha_bar) and sqrt(1 - alpha_bar), copied to a device once."""
+    """A T x 2 table of sqrt(alpha_bar) and sqrt(1 - alpha_bar), cached per device."""
     alpha_bar = schedule.alpha_bar()
     return torch.stack([alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt()], dim=1).to(device)
