@@ -39,13 +39,13 @@ def lie(head: bytes, body: bytes, n: int) -> tuple[str, bytes, bytes]:
 if os.environ.get("EFFUSE_TEST_LIES"):
     from effuse.transport.flower import supernode as link
 
-    plain, told = link.SiteClient._answered, iter(range(100))
+    plain, told = link.SiteClient._reply_or_refusal, iter(range(100))
 
     def answered(self, make):
-        letter = plain(self, make)
-        return link.Packet(*lie(letter.head, letter.body, next(told))) if letter.kind == link.ANSWER else letter
+        packet = plain(self, make)
+        return link.Packet(*lie(packet.head, packet.body, next(told))) if packet.kind == link.ANSWER else packet
 
-    link.SiteClient._answered = answered
+    link.SiteClient._reply_or_refusal = answered
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 from conftest import Town, kill
-from fake import FakePost, run_over
+from fake import FakeChannel, run_over
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
@@ -37,9 +37,9 @@ def slow(**changes):
 
 def without_a_network(town, recipe, lost) -> str:
     """The weights of the same run in one process, in which some answers of client 1 are lost."""
-    post = FakePost(town.folder / "fake-sites", 3)
-    post.fault = lambda client, n, letter: None if client == 1 and n in lost else letter
-    return run_over(post, recipe, town.folder / "fake", Terms(quorum=2, deadline=0.3)).weights_sha256
+    channel = FakeChannel(town.folder / "fake-sites", 3)
+    channel.fault = lambda client, n, packet: None if client == 1 and n in lost else packet
+    return run_over(channel, recipe, town.folder / "fake", Terms(quorum=2, deadline=0.3)).weights_sha256
 
 
 def visits(town, client) -> int:

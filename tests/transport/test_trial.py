@@ -9,7 +9,7 @@ import torch
 from toy import ToyUnet, toy_recipe
 
 from effuse.machines.eager import Eager
-from effuse.transport.trial import settled, side_by_side
+from effuse.transport.trial import select_machines, side_by_side
 
 GIB = 1 << 30
 
@@ -31,7 +31,7 @@ def sleeping(machine: types.SimpleNamespace, owner: int) -> str:
 
 def test_clients_that_do_not_hinder_each_other_all_run_at_a_time() -> None:
     said: list[str] = []
-    assert len(settled(machines(4), sleeping, said.append, *memory(99, 1))) == 4 and not said
+    assert len(select_machines(machines(4), sleeping, said.append, *memory(99, 1))) == 4 and not said
 
 
 def test_a_busy_gpu_costs_no_slots() -> None:
@@ -42,7 +42,7 @@ def test_a_busy_gpu_costs_no_slots() -> None:
         with lock:
             return sleeping(machine, owner)
 
-    assert len(settled(machines(4), trial, pytest.fail, *memory(99, 1))) == 4
+    assert len(select_machines(machines(4), trial, pytest.fail, *memory(99, 1))) == 4
 
 
 def test_other_bits_than_alone_are_told_and_refused() -> None:
@@ -52,13 +52,13 @@ def test_other_bits_than_alone_are_told_and_refused() -> None:
     def trial(machine: types.SimpleNamespace, owner: int) -> str:
         return "other bits" if machine.name == 2 else "bits"
 
-    assert len(settled(machines(4), trial, said.append, *memory(99, 1))) == 1
+    assert len(select_machines(machines(4), trial, said.append, *memory(99, 1))) == 1
     assert said == ["4 clients at a time would disturb each other here, so they go one at a time"]
 
 
 def test_a_step_that_does_not_repeat_runs_alone() -> None:
     said, bits = [], iter("abc")
-    assert len(settled(machines(2), lambda m, k: next(bits), said.append, *memory(8, 1))) == 1
+    assert len(select_machines(machines(2), lambda m, k: next(bits), said.append, *memory(8, 1))) == 1
     assert "does not repeat itself" in said[0]
 
 
@@ -66,7 +66,7 @@ def test_a_step_that_does_not_repeat_runs_alone() -> None:
 def test_memory_bounds_the_slots(left: int, n: int) -> None:
     """The first recording took 4 GiB, and a machine may come to hold two: with 20 GiB left, (0.8 x 20 + 4) / 8 = 2.5."""
     said: list[str] = []
-    assert len(settled(machines(4), sleeping, said.append, *memory(left, 4))) == n
+    assert len(select_machines(machines(4), sleeping, said.append, *memory(left, 4))) == n
     clients = "1 client" if n == 1 else f"{n} clients"
     assert said == ([] if n == 4 else [f"the GPU has memory left for {clients} at a time, of the 4 that it could serve"])
 
@@ -90,6 +90,6 @@ def test_the_trial_is_a_fit_of_the_recipes_own_and_leaves_no_trace(monkeypatch: 
         digests.extend(trial(machine, i) for i, machine in enumerate(machines))
         return list(machines)
 
-    monkeypatch.setattr("effuse.transport.trial.settled", tried)
+    monkeypatch.setattr("effuse.transport.trial.select_machines", tried)
     assert side_by_side(two, recipe, train, pytest.fail) == two
     assert digests[0] == digests[1] and two[0].meter.images == 0

@@ -146,7 +146,7 @@ class Slot:
         except (OSError, EOFError):
             raise self.process.lost() from None
         if state == FAILED:
-            raise thrown(decode(told, Failure), self.process.number)
+            raise rebuilt(decode(told, Failure), self.process.number)
         tally, meter = decode(told, Tally), self.process.fed.workbench.machine.meter
         if tally.images:
             meter.trained(tally.images)
@@ -155,7 +155,7 @@ class Slot:
         return rest
 
 
-def thrown(failure: Failure, number: int) -> Exception:
+def rebuilt(failure: Failure, number: int) -> Exception:
     """A worker's error as ours."""
     kind = getattr(errors, failure.kind, None)
     ours = isinstance(kind, type) and issubclass(kind, EffuseError)

@@ -10,7 +10,7 @@ from effuse.core.federation import Order
 from effuse.core.recipe import Recipe
 from effuse.machines.hollow import Hollow
 from effuse.transport.simulator import InProcess
-from effuse.transport.state import Remembered
+from effuse.transport.state import MemorySnapshots
 
 
 class Rehearsal(InProcess):
@@ -20,7 +20,7 @@ class Rehearsal(InProcess):
 
     def __init__(self, recipe: Recipe, shards: Sequence[Shard]) -> None:
         self.machine = Hollow()
-        kept: dict[int, Remembered] = defaultdict(Remembered)
+        kept: dict[int, MemorySnapshots] = defaultdict(MemorySnapshots)
         super().__init__(recipe, shards, self.machine, snapshots=kept.__getitem__)
 
     def _dispatch(

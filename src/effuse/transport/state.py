@@ -90,7 +90,7 @@ class Snapshots:
         return self.folder / f"{name}.state"
 
 
-class Remembered(Snapshots):
+class MemorySnapshots(Snapshots):
     """Snapshots in memory, for the rehearsal."""
 
     on_disk = False

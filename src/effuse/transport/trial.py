@@ -42,12 +42,12 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Ca
         device = machines[0].device
         # what is free is everybody's, and another process may take some at any moment; what a recording takes is ours
         memory = (lambda: torch.cuda.mem_get_info(device)[0], lambda: torch.cuda.memory_reserved(device))
-        return settled(machines, trial, tell, *memory)
+        return select_machines(machines, trial, tell, *memory)
     finally:
         meter.images = counted  # nobody asked for this work
 
 
-def settled(
+def select_machines(
     machines: Sequence[M],
     trial: Callable[[M, int], str],
     tell: Callable[[str], None],

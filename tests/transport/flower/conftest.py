@@ -6,7 +6,7 @@ import types
 import pytest
 
 from effuse.transport.flower import server as federation
-from effuse.transport.flower import terms as errand
+from effuse.transport.flower import terms as pending
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def slept(monkeypatch) -> list[float]:
         monotonic=lambda: 1e6 + sum(naps), sleep=naps.append, strftime=time.strftime, gmtime=time.gmtime
     )
     monkeypatch.setattr(federation, "time", clock)
-    monkeypatch.setattr(errand, "time", clock)
+    monkeypatch.setattr(pending, "time", clock)
     return naps

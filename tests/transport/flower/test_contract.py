@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import RunError
 from effuse.transport import flower
-from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
+from effuse.transport.flower.codec import Endpoint, records_of, packet_of, pull, push
 from effuse.transport.flower.messages import ANSWER, ORDER, UNDELIVERED, Packet
 
 ROOT = Path(__file__).parents[3] / "src" / "effuse"
@@ -198,7 +198,7 @@ def test_a_key_that_nobody_knows_is_told_from_one_that_is_in_use():
 
 
 class Store:
-    """Both ends of a connection: what is pushed here is pulled from here."""
+    """Both endpoint of a connection: what is pushed here is pulled from here."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -236,47 +236,47 @@ def every(tree):
 
 
 @pytest.fixture
-def ends():
+def endpoint():
     from flwr.proto.node_pb2 import Node
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 1
-    return Ends(Store(), Node(node_id=1))
+    return Endpoint(Store(), Node(node_id=1))
 
 
-def sent(ends, letter, node=5):
+def sent(endpoint, packet, node=5):
     def request(proto, tree):
         return runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
 
-    return push(ends, 2, Message(content_of(letter), node, "train.effuse"), request)
+    return push(endpoint, 2, Message(records_of(packet), node, "train.effuse"), request)
 
 
-def test_a_letter_arrives_as_it_left_whatever_is_in_it(ends):
+def test_a_letter_arrives_as_it_left_whatever_is_in_it(endpoint):
     """Also a body of several of Flower's pieces of 5 MiB."""
-    for letter in (Packet("hello", b"\x00\xff"), Packet(ORDER, b"h", bytes(range(256)) * 50_000), Packet(ANSWER)):
-        ticket = sent(ends, letter)
-        message = pull(ends, 2, ends.client.trees[-1], 5.0)
-        assert letter_of(message) == letter and message.metadata.message_id == ticket
-        reply = Message(content_of(Packet(ANSWER, b"r")), reply_to=message)
+    for packet in (Packet("hello", b"\x00\xff"), Packet(ORDER, b"h", bytes(range(256)) * 50_000), Packet(ANSWER)):
+        ticket = sent(endpoint, packet)
+        message = pull(endpoint, 2, endpoint.client.trees[-1], 5.0)
+        assert packet_of(message) == packet and message.metadata.message_id == ticket
+        reply = Message(records_of(Packet(ANSWER, b"r")), reply_to=message)
         assert reply.metadata.reply_to_message_id == ticket and reply.metadata.src_node_id == 5
 
 
-def test_a_broadcast_body_is_stored_once(ends):
+def test_a_broadcast_body_is_stored_once(endpoint):
     """Two orders of other heads and the same 12 MB: the second brings its message, records and head, and no array and none of its 3 pieces."""
     body = random.Random(0).randbytes(12_000_000)
-    sent(ends, Packet(ORDER, b"to client 0", body), 5)
-    assert ends.client.pushes == 8
-    sent(ends, Packet(ORDER, b"to client 1", body), 6)
-    assert ends.client.pushes == 8 + 3
-    assert sum(map(len, ends.client.objects.values())) < len(body) + 20_000
+    sent(endpoint, Packet(ORDER, b"to client 0", body), 5)
+    assert endpoint.client.pushes == 8
+    sent(endpoint, Packet(ORDER, b"to client 1", body), 6)
+    assert endpoint.client.pushes == 8 + 3
+    assert sum(map(len, endpoint.client.objects.values())) < len(body) + 20_000
 
 
-def test_what_is_not_a_letter_is_of_an_unknown_kind(ends):
+def test_what_is_not_a_letter_is_of_an_unknown_kind(endpoint):
     from flwr.app import ConfigRecord, Error, RecordDict
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 1
     asked = Message(RecordDict({"config": ConfigRecord({"x": 1})}), 5, "train")
-    assert letter_of(asked).kind == "not a letter"
-    assert letter_of(Message(Error(code=3, reason="gone"), reply_to=asked)).kind == UNDELIVERED
+    assert packet_of(asked).kind == "not a packet"
+    assert packet_of(Message(Error(code=3, reason="gone"), reply_to=asked)).kind == UNDELIVERED
 
 
 def test_nothing_of_flower_is_imported_outside_its_folder():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake import FakePost, run_over
+from fake import FakeChannel, run_over
 from toy import ADAM, ALGORITHMS, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg, Update
@@ -101,21 +101,21 @@ def test_what_was_kept_before_a_resumption_is_unknown():
 
 
 def test_the_run_is_told_and_goes_on(tmp_path):
-    run_over(FakePost(tmp_path / "sites", 3), toy_recipe(algorithm=ToyOddJob(local=ADAM)), tmp_path / "run")
+    run_over(FakeChannel(tmp_path / "sites", 3), toy_recipe(algorithm=ToyOddJob(local=ADAM)), tmp_path / "run")
     log = (tmp_path / "run" / "federation.log").read_text()
     assert log.count("job 'train' cannot be done on shapes") == 1
 
 
 def test_an_error_is_heard_before_an_order_goes_out(tmp_path):
-    post = FakePost(tmp_path / "sites", 3)
+    channel = FakeChannel(tmp_path / "sites", 3)
     with pytest.raises(AttributeError, match="parameters_of_it"):
-        run_over(post, toy_recipe(algorithm=ToyOddJob(local=ADAM, how="attribute")), tmp_path / "run")
-    assert post.orders == []
+        run_over(channel, toy_recipe(algorithm=ToyOddJob(local=ADAM, how="attribute")), tmp_path / "run")
+    assert channel.orders == []
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "centralised"])  # which no network has
 def test_every_job_of_ours_can_be_done_on_shapes(name, tmp_path):
-    run_over(FakePost(tmp_path / "sites", 3), toy_recipe(algorithm=ALGORITHMS[name]), tmp_path / "run")
+    run_over(FakeChannel(tmp_path / "sites", 3), toy_recipe(algorithm=ALGORITHMS[name]), tmp_path / "run")
     assert "cannot be done on shapes" not in (tmp_path / "run" / "federation.log").read_text()
 
 

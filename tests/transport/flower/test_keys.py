@@ -67,6 +67,6 @@ def test_terms_are_the_servers_own(tmp_path):
         (dataclasses.replace(signed, certificate="junk"), 7),
         (dataclasses.replace(signed, certificate=client.ca.read_text()), 7),
     ]
-    for hello, run in forged:
+    for invitation, run in forged:
         with pytest.raises(FederationError, match="not signed by this federation's server"):
-            client.verify(hello, run)
+            client.verify(invitation, run)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from fake import FakePost, run_over
+from fake import FakeChannel, run_over
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedphd import FedPhD, Told
@@ -40,15 +40,15 @@ def impatient(monkeypatch):
 
 def rounds_of(tmp_path, lost, algorithm, seen=None, **changes):
     """The last checkpoint and the log of a run in which client 1's answers of these numbers are lost."""
-    post = FakePost(tmp_path / "sites", 3)
+    channel = FakeChannel(tmp_path / "sites", 3)
 
-    def fault(client, n, letter):
+    def fault(client, n, packet):
         if seen is not None:
-            seen.append((client, n, letter))
-        return None if client == 1 and n in lost else letter
+            seen.append((client, n, packet))
+        return None if client == 1 and n in lost else packet
 
-    post.fault = fault
-    run_over(post, toy_recipe(algorithm=algorithm, reproducible=True, **changes), tmp_path / "run", HASTY)
+    channel.fault = fault
+    run_over(channel, toy_recipe(algorithm=algorithm, reproducible=True, **changes), tmp_path / "run", HASTY)
     folder = RunFolder(tmp_path / "run")
     return folder.load_checkpoint(), (folder.path / "federation.log").read_text()
 
@@ -61,7 +61,7 @@ def test_scaffolds_variate_moves_by_those_who_answered(tmp_path):
     """c starts at nought and c_i too: with two of three heard, c = 2/3 mean(c_0, c_2) = (c_0 + c_2) / 3."""
     seen: list = []
     ended, _ = rounds_of(tmp_path, {1}, ALGORITHMS["scaffold, adam"], seen, rounds=1)
-    dc = {client: decode(letter.body, ScaffoldUpdate).dc for client, _, letter in seen}
+    dc = {client: decode(packet.body, ScaffoldUpdate).dc for client, _, packet in seen}
     assert (ended.server.c - (dc[0] + dc[2]) / 3).norm() < 1e-6 * ended.server.c.norm()
 
 
@@ -99,7 +99,7 @@ def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_dra
     seen: list = []
     phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
     ended, log = rounds_of(tmp_path, {1}, phd, seen, rounds=2)
-    told = next(decode(letter.body, Told) for client, n, letter in seen if (client, n) == (1, 1))
+    told = next(decode(packet.body, Told) for client, n, packet in seen if (client, n) == (1, 1))
     assert ended.server.told[1] == pytest.approx(told.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
     assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
 
@@ -180,15 +180,15 @@ def changed(sent, **values):
 def test_what_cannot_be_meant_is_refused_as_if_it_had_not_come(kind, tmp_path):
     """What `upload` answers with is known from what was kept before; counts are judged when they are read."""
     name, number, hint, spoil, reason = WRONG[kind]
-    post = FakePost(tmp_path / "sites", 3)
+    channel = FakeChannel(tmp_path / "sites", 3)
 
-    def fault(client, n, letter):
+    def fault(client, n, packet):
         if (client, n) != (1, number):
-            return letter
-        return letter._replace(body=encode(spoil(decode(letter.body, hint)), hint))
+            return packet
+        return packet._replace(body=encode(spoil(decode(packet.body, hint)), hint))
 
-    post.fault = fault
-    run_over(post, toy_recipe(algorithm=ALGORITHMS[name], rounds=1, reproducible=True), tmp_path / "run", HASTY)
+    channel.fault = fault
+    run_over(channel, toy_recipe(algorithm=ALGORITHMS[name], rounds=1, reproducible=True), tmp_path / "run", HASTY)
     log = (tmp_path / "run" / "federation.log").read_text()
     assert any("client 1's answer is rejected" in line and reason in line for line in log.splitlines())
 
@@ -207,8 +207,8 @@ def test_a_histogram_of_another_length_is_refused():
 
 def test_a_quorum_spares_as_many_of_a_small_job(tmp_path):
     """Three clients, quorum 2: one may be silent, also when only two are asked."""
-    post = FakePost(tmp_path / "sites", 3)
-    post.fault = lambda client, n, letter: None if client == 1 else letter
+    channel = FakeChannel(tmp_path / "sites", 3)
+    channel.fault = lambda client, n, packet: None if client == 1 else packet
     recipe = toy_recipe(rounds=3, algorithm=ALGORITHMS["fedavg, uniform weights and part of the clients"], reproducible=True)
-    run_over(post, recipe, tmp_path / "run", Terms(quorum=2, deadline=0.3))
+    run_over(channel, recipe, tmp_path / "run", Terms(quorum=2, deadline=0.3))
     assert "going on with 1 of 2; silent: 1" in (tmp_path / "run" / "federation.log").read_text()

@@ -29,7 +29,7 @@ def resolved(**changes):
     return recipe.resolved(recipe.data.load("train"))
 
 
-def hello_of(recipe, name="toy", classes=("dark", "light")) -> Invitation:
+def invitation_of(recipe, name="toy", classes=("dark", "light")) -> Invitation:
     return Invitation(name, recipe.saved(), classes, "", "")
 
 
@@ -42,30 +42,30 @@ def site_at(folder, client=0, data=None, consent=Consent()) -> Site:  # noqa: B0
 
 def test_the_first_manifest_is_shown_and_pinned_and_any_other_is_refused(tmp_path):
     site = site_at(tmp_path)
-    hello = hello_of(resolved())
-    assert site.enrol(hello).client == 0
+    invitation = invitation_of(resolved())
+    assert site.enrol(invitation).client == 0
     assert any("seed=0" in line for line in site.said)
     again = site_at(tmp_path)
-    assert again.enrol(hello).session != site.session
+    assert again.enrol(invitation).session != site.session
     with pytest.raises(FederationError, match="has agreed to the manifest [0-9a-f]{12} and not to"):
-        again.enrol(hello_of(resolved(seed=1)))
+        again.enrol(invitation_of(resolved(seed=1)))
     with pytest.raises(FederationError, match="has agreed"):  # what labels mean is part of it
-        again.enrol(hello_of(resolved(), classes=("light", "dark")))
+        again.enrol(invitation_of(resolved(), classes=("light", "dark")))
 
 
 def test_only_what_was_allowed_is_accepted(tmp_path):
     recipe = resolved()
-    hello = hello_of(recipe)
-    site_at(tmp_path / "a", consent=Consent.given(None, f"toy@{hello.digest[:16]}")).enrol(hello)
-    for wrong in (f"toy@{'0' * 16}", f"other@{hello.digest}"):
+    invitation = invitation_of(recipe)
+    site_at(tmp_path / "a", consent=Consent.given(None, f"toy@{invitation.digest[:16]}")).enrol(invitation)
+    for wrong in (f"toy@{'0' * 16}", f"other@{invitation.digest}"):
         with pytest.raises(FederationError, match="accepts .* only"):
-            site_at(tmp_path / "b", consent=Consent.given(None, wrong)).enrol(hello)
+            site_at(tmp_path / "b", consent=Consent.given(None, wrong)).enrol(invitation)
     (tmp_path / "run").mkdir()
     RunFolder(tmp_path / "run").create(recipe, "toy", "served", "cpu", None, {})
     consent = Consent.given(tmp_path / "run" / "manifest.json", None)
-    site_at(tmp_path / "c", consent=consent).enrol(hello)
+    site_at(tmp_path / "c", consent=consent).enrol(invitation)
     with pytest.raises(FederationError, match="seed is 1 there and 0 here"):
-        site_at(tmp_path / "d", consent=consent).enrol(hello_of(resolved(seed=1)))
+        site_at(tmp_path / "d", consent=consent).enrol(invitation_of(resolved(seed=1)))
     with pytest.raises(FederationError, match="expected RECIPE@HASH with 12 or more digits"):
         Consent.given(None, "toy@123")
 
@@ -85,23 +85,23 @@ def test_a_secret_of_its_own_unless_the_recipe_says_reproducible(tmp_path):
     """Two sites with other secrets draw other batches; reproducible ones draw what the seed says."""
     private, open_ = resolved(), resolved(reproducible=True)
     a, b, c = (site_at(tmp_path / n) for n in "abc")
-    a.enrol(hello_of(private)), b.enrol(hello_of(private)), c.enrol(hello_of(open_))
+    a.enrol(invitation_of(private)), b.enrol(invitation_of(private)), c.enrol(invitation_of(open_))
     assert a.worker.secret != b.worker.secret and len(a.worker.secret) == 32 and c.worker.secret == b""
     mode = stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode)
     assert mode == 0o600 and not (tmp_path / "c" / "secret").exists()
-    assert site_at(tmp_path / "a").enrol(hello_of(private)) and (tmp_path / "a" / "secret").read_bytes() == a.worker.secret
+    assert site_at(tmp_path / "a").enrol(invitation_of(private)) and (tmp_path / "a" / "secret").read_bytes() == a.worker.secret
 
 
 def test_a_site_is_one_client(tmp_path):
     site = site_at(tmp_path, client=2)
     with pytest.raises(FederationError, match="before the terms"):
         site.perform(b"", b"")
-    site.enrol(hello_of(resolved()))
+    site.enrol(invitation_of(resolved()))
     order = Order("train", 0, 0, 0, 1, None, None)
     with pytest.raises(FederationError, match="this is client 2, not client 1"):
         site.perform(encode(order, Order), b"")
     with pytest.raises(FederationError, match="there is no client 7"):
-        site_at(tmp_path / "b", client=7).enrol(hello_of(resolved()))
+        site_at(tmp_path / "b", client=7).enrol(invitation_of(resolved()))
 
 
 def pictures(folder, names) -> Folder:
@@ -117,19 +117,19 @@ def test_a_failure_tells_the_server_nothing_of_files_and_data(tmp_path):
     site = site_at(tmp_path / "site")
     with pytest.raises(DataError, match="no class 'Jane Doe'") as caught:
         relabelled(pictures(tmp_path / "scans", ["light", "Jane Doe"]).load("train"), ("dark", "light"))
-    assert site.admitted(caught.value) == "DataError; the site's own log says more"
-    assert site.admitted(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the site's own log says more"
-    assert site.admitted(TrainingError("the loss became nan")) == "the loss became nan"
+    assert site.disclosed(caught.value) == "DataError; the site's own log says more"
+    assert site.disclosed(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the site's own log says more"
+    assert site.disclosed(TrainingError("the loss became nan")) == "the loss became nan"
     assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
 
 
 def test_a_sites_own_folder_is_trained_on_whole_and_nothing_of_its_path_is_in_the_terms(tmp_path):
     own = pictures(tmp_path / "private-scans", ["light", "dark"])
     site = site_at(tmp_path / "site", data=own)
-    hello = hello_of(resolved())
-    site.enrol(hello)
-    assert len(site.shard(resolved(), hello.classes)) == 8  # a fifth is held out for the site's own testing
-    assert "private-scans" not in json.dumps(hello.recipe)
+    invitation = invitation_of(resolved())
+    site.enrol(invitation)
+    assert len(site.shard(resolved(), invitation.classes)) == 8  # a fifth is held out for the site's own testing
+    assert "private-scans" not in json.dumps(invitation.recipe)
 
 
 def test_a_site_has_its_cores_for_itself_unless_bits_count(tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_site_has_its_cores_for_itself_unless_bits_count(tmp_path, monkeypatch
     own = pictures(tmp_path / "scans", ["light", "dark"])
     for name, data, reproducible in (("a", own, False), ("b", own, True), ("c", None, False)):
         site = site_at(tmp_path / name, data=data)
-        site.enrol(hello_of(resolved(model=still, threads=6, reproducible=reproducible)))
+        site.enrol(invitation_of(resolved(model=still, threads=6, reproducible=reproducible)))
         monkeypatch.setattr(torch, "set_num_threads", used.append)
         site.perform(encode(Order("train", 0, 0, 0, 0, None, None), Order), job_body(model=still))
     assert used == [7, 2, 2]
@@ -174,13 +174,13 @@ def test_images_of_another_shape_are_refused(tmp_path):
     with pytest.raises(
         RecipeError, match=r"are 4x4 with 1 channel, this site's are 5x5 with 1 channel; add resize\(side=4\)"
     ):
-        site.enrol(hello_of(resolved()))
+        site.enrol(invitation_of(resolved()))
 
 
 def test_a_classifier_is_relabelled_too(tmp_path):
     recipe = toy_recipe(task=Classify(), model=Cnn(side=4, channels=1, classes=2))
     site = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"]))
-    site.enrol(hello_of(recipe))
+    site.enrol(invitation_of(recipe))
     assert site.shard(recipe, ("dark", "light")).histogram == [0, 4]
 
 
@@ -188,7 +188,7 @@ def test_a_dry_run_tells_what_would_leave_and_agrees_with_the_rehearsal(tmp_path
     """Two rounds of FedAvg: two updates of 69 parameters (1*4*9+4, 4*4+4, 4*1*9+1 less none), 4 bytes each."""
     recipe = resolved()
     site = site_at(tmp_path, data=ToyImages())
-    told = "\n".join(what_leaves(site, hello_of(recipe)))
+    told = "\n".join(what_leaves(site, invitation_of(recipe)))
     n = 4 * 9 + 4 + 4 * 4 + 4 + 4 * 9 + 1
     assert f"to train: 2 messages, {2 * n} parameters, {8 * n} bytes" in told
     assert "Update(model: a model (network, parameters, buffers), weight: float, loss: float)" in told
@@ -201,8 +201,8 @@ def test_a_site_is_told_how_many_images_of_each_class_take_part_and_how_many_do_
     recipe = resolved(model=Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True))
     site = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"]))
     told = "4 images: dark 0, light 4; held out: 1"
-    assert f"client 0 would train on {told}" in what_leaves(site, hello_of(recipe))
-    site.enrol(hello_of(recipe))
+    assert f"client 0 would train on {told}" in what_leaves(site, invitation_of(recipe))
+    site.enrol(invitation_of(recipe))
     assert site.said[-1] == f"client 0 is ready with {told}"
 
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_held_out_stops_nobody(tmp_path):
     """Of one picture a fifth is none: the site trains on it, and is told why there is nothing to test with."""
     Image.new("L", (4, 4)).save(one_of(tmp_path / "pictures" / "light"))
     site = site_at(tmp_path / "site", data=Folder(path=str(tmp_path / "pictures")))
-    site.enrol(hello_of(resolved()))
+    site.enrol(invitation_of(resolved()))
     told = "client 0 is ready with 1 image: light 1; held out: none that can be read ("
     assert site.said[-1].startswith(told) and "no images in the test split; raise holdout=0.2" in site.said[-1]
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_held_out_stops_nobody(tmp_path):
 def test_a_share_of_the_recipes_data_holds_nothing_out(tmp_path):
     """40 toy images of two greys, in turn, dealt to three clients."""
     site = site_at(tmp_path / "site")
-    site.enrol(hello_of(resolved()))
+    site.enrol(invitation_of(resolved()))
     dark, light = site.shard(resolved(), ("dark", "light")).histogram
     assert site.said[-1] == f"client 0 is ready with {dark + light} images: dark {dark}, light {light}"
 
@@ -246,13 +246,13 @@ def test_addresses_and_what_may_listen_without_keys(tmp_path):
 def test_the_server_is_not_told_of_files_or_data(tmp_path):
     """A job that fails on a file names neither it nor the site's folder; what is wrong with an order is told."""
     site = site_at(tmp_path / "hospital")
-    assert site.admitted(FileNotFoundError("/scans/jane-doe.png")) == "FileNotFoundError; the site's own log says more"
-    assert site.admitted(DataError("scans/jane-doe.png cannot be read")) == "DataError; the site's own log says more"
-    site.enrol(hello_of(resolved()))
+    assert site.disclosed(FileNotFoundError("/scans/jane-doe.png")) == "FileNotFoundError; the site's own log says more"
+    assert site.disclosed(DataError("scans/jane-doe.png cannot be read")) == "DataError; the site's own log says more"
+    site.enrol(invitation_of(resolved()))
     with pytest.raises(FederationError) as missing:
         site.perform(encode(Order("train", 3, 3, 0, 0, "2_0", "2_0"), Order), job_body())
-    assert "hospital" in str(missing.value) and "hospital" not in site.admitted(missing.value)
-    assert "client folder its folder has no snapshot '2_0'" in site.admitted(missing.value)
+    assert "hospital" in str(missing.value) and "hospital" not in site.disclosed(missing.value)
+    assert "client folder its folder has no snapshot '2_0'" in site.disclosed(missing.value)
 
 
 def job_body(**changes) -> bytes:

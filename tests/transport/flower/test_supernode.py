@@ -129,7 +129,7 @@ def test_clocks_that_differ_are_told_apart_from_keys_that_do(joined, monkeypatch
 def test_a_dry_run_notices_another_clients_key(owner, tmp_path, monkeypatch):
     """Client 1 looks: terms that were sent to the holder of client 2's key are not shown as if all were well."""
     terms = Invitation("toy", {"rounds": "2"}, ("a", "b"), "", "", owner)
-    monkeypatch.setattr(SiteClient, "_try", lambda self, enough: setattr(self, "_seen", terms))
+    monkeypatch.setattr(SiteClient, "_attempt", lambda self, enough: setattr(self, "_invitation", terms))
     looking = SiteClient(SimpleNamespace(folder=tmp_path, client=1), "fed.example.org:8443", None)
     if owner != 2:
         assert looking.peek() is terms
@@ -156,8 +156,8 @@ def failing(tmp_path, monkeypatch):
 
 def test_the_traceback_of_a_failed_job_is_in_the_sites_log_and_nowhere_else(failing):
     joined, said = failing
-    letter = joined._answered(lambda: Packet(ANSWER, *joined.site.perform(b"", b"")))
-    assert decode(letter.head, Refusal).why == "OSError; the site's own log says more"
+    packet = joined._reply_or_refusal(lambda: Packet(ANSWER, *joined.site.perform(b"", b"")))
+    assert decode(packet.head, Refusal).why == "OSError; the site's own log says more"
     assert said == ["failed: OSError: /srv/Jane Doe/1.png: truncated"]
     log = joined.site.folder / "site.log"
     text = log.read_text()
@@ -172,8 +172,8 @@ def test_the_log_is_rotated_and_stays_private(failing, monkeypatch):
     monkeypatch.setattr(site_module, "LOG_BYTES", 1000)
     folder = failing[0].site.folder
     again = Site(folder, 0, None, Consent(), "cpu", lambda words: None)
-    for letter in "ab":
-        again.say(letter * 600)
+    for packet in "ab":
+        again.say(packet * 600)
     files = [folder / "site.log", folder / "site.log.1"]
     assert ["bbb" in files[0].read_text(), "aaa" in files[1].read_text()] == [True, True]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600, 0o600]
