@@ -78,7 +78,7 @@ class FakeChannel(Channel):
         return self.owners and self.owners[node]
 
     def signed(self, invitation: Invitation) -> Invitation:
-        return hello
+        return invitation
 
     def send(self, node: int, packet: Packet, life: float) -> str:
         if packet.kind == ORDER:

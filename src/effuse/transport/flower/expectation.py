@@ -145,7 +145,7 @@ class Expectation:
         return Expected(None, [], [], 4 * size_of(message, "fp32")[1] + UNKNOWN_LIMIT)
 
     def _about_state(self, error: Exception, state: TrackedState) -> bool:
-        """Whether missing state made a job fail; where not all state is known, any error after a missed key may be that."""
+        """Whether missing state made a job fail; where state is unknown, any error after a missed key may be that."""
         missing = isinstance(error, KeyError) and error.args[:1] and error.args[0] in state.missed
         return bool(missing or (self._partial and state.missed))
 
