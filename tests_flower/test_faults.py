@@ -56,7 +56,7 @@ def test_a_worker_killed_mid_round_is_missed_once_and_comes_back_with_its_state(
     server = town.serve(town.manifest(recipe), "--out", str(town.folder / "run"), "--quorum", "2", "--deadline", "15")
     town.until("site-1.log", "round 1, job 'train': received")
     kill(sites[1])
-    town.until("run/federation.log", "round 1, job 'train': going on with 2 of 3; silent: 1")
+    town.until("run/federation.log", "round 1, job 'train': continuing with 2 of 3; silent: 1")
     town.site(1)
     assert server.wait(120) == 0
     result = json.loads((town.folder / "run" / "result.json").read_text())
@@ -98,7 +98,7 @@ def test_a_client_whose_key_is_taken_away_is_shut_out_of_the_resumed_run(town, m
     monkeypatch.setattr(federation, "KNOCK", 0.01)
     plain = slow(algorithm=ToySlow(local=ADAM, who=2, seconds=0.0, rounds=(1,)))
     assert result["weights_sha256"] == without_a_network(town, plain, range(2, 9))
-    assert visits(town, 0) == 4 and "shut out, for want of a key: 1" in town.said("run/federation.log")
+    assert visits(town, 0) == 4 and "shut out, because they have no key: 1" in town.said("run/federation.log")
     assert "silent" not in town.said("run/federation.log")
     assert "(the server does not know this key); trying again for a moment" in town.said("site-1.log")
     kill(sites[1])
@@ -128,7 +128,7 @@ def test_a_reply_past_its_deadline_is_discarded(town, monkeypatch):
     monkeypatch.setattr(federation, "KNOCK", 0.01)
     plain = slow(algorithm=ToySlow(local=ADAM, seconds=0.0, rounds=(1,)))
     assert "silent: 1" in town.said("run/federation.log")
-    assert "client 1's answer to round 1, job 'train' came past its deadline and is discarded" in town.said(
+    assert "client 1's answer to round 1, job 'train' came after the deadline and is discarded" in town.said(
         "run/federation.log"
     )
     assert result.weights_sha256 == without_a_network(town, plain, {2})
@@ -192,9 +192,9 @@ def test_strangers_are_refused(town):
 def test_a_port_that_is_taken_and_a_certificate_for_another_host_are_told(town):
     host, _, port = town.address.partition(":")
     with socket.create_server((host, int(port))):
-        with pytest.raises(RunError, match="somebody listens on 127.0.0.1:[0-9]+ already"):
+        with pytest.raises(RunError, match="another process listens on 127.0.0.1:[0-9]+"):
             SuperLink(town.folder / "a", host, int(port), keys.ServerKeys(town.keys)).open()
-    with pytest.raises(RunError, match="is not good for 127.0.0.2; make keys with --host 127.0.0.2"):
+    with pytest.raises(RunError, match="is not valid for 127.0.0.2; make keys with --host 127.0.0.2"):
         SuperLink(town.folder / "b", "127.0.0.2", int(port), keys.ServerKeys(town.keys)).open()
 
 

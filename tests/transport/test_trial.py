@@ -53,13 +53,13 @@ def test_other_bits_than_alone_are_told_and_refused() -> None:
         return "other bits" if machine.name == 2 else "bits"
 
     assert len(select_machines(machines(4), trial, said.append, *memory(99, 1))) == 1
-    assert said == ["4 clients at a time would disturb each other here, so they go one at a time"]
+    assert said == ["4 clients at a time would change each other's results here, so they work one at a time"]
 
 
 def test_a_step_that_does_not_repeat_runs_alone() -> None:
     said, bits = [], iter("abc")
     assert len(select_machines(machines(2), lambda m, k: next(bits), said.append, *memory(8, 1))) == 1
-    assert "does not repeat itself" in said[0]
+    assert "does not repeat its bits" in said[0]
 
 
 @pytest.mark.parametrize(("left", "n"), [(10, 1), (20, 2), (1, 1), (100, 4)])

@@ -144,7 +144,7 @@ def unframe(blob: bytes | bytearray) -> list[bytes]:
     while at < len(view):
         size = int.from_bytes(view[at : at + 8], "little")
         if at + 8 + size > len(view):
-            raise WireError(f"a message is cut off: {size} bytes announced, {len(view) - at - 8} there")
+            raise WireError(f"a message is cut off: {size} bytes announced, {len(view) - at - 8} received")
         parts.append(bytes(view[at + 8 : at + 8 + size]))
         at += 8 + size
     return parts

@@ -32,7 +32,10 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, report: 
 
     def trial(machine: M, owner: int) -> str:
         net = machine.load(model, owner)
-        machine.fit(net, Work(solver, recipe.task, shard, solver.lr, Stream(("trial",)), place=0, where="trial"))
+        work = Work(
+            solver=solver, task=recipe.task, shard=shard, lr=solver.lr, stream=Stream(("trial",)), place=0, where="trial"
+        )
+        machine.fit(net, work)
         digest = machine.values(net)[0].digest()
         machine.release(owner)
         return digest

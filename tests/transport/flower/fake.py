@@ -1,4 +1,4 @@
-"""A channel office in this process: real sites and real packets, no network; any site can be made to misbehave."""
+"""A channel in this process: real sites and real packets, no network; any site can be made to misbehave."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,17 +19,18 @@ from effuse.transport.flower.messages import (
     Lost,
     Packet,
     Refusal,
+    refusal,
 )
 from effuse.transport.flower.server import Flower
 from effuse.transport.flower.site import Consent, Site
 from effuse.transport.flower.terms import Terms
 
-Fault = Callable[
-    [int, int, Packet], Packet | None
-]  # (client, number of its answer, the answer) -> what is sent; None: nothing
+# (client, number of its answer, the answer) -> the answer that is sent; None: it is lost
+Fault = Callable[[int, int, Packet], Packet | None]
 
 
 EVERYONE = Terms()
+TWO_OF_THREE = Terms(quorum=2, deadline=0.3)
 
 
 class FakeChannel(Channel):
@@ -46,9 +47,9 @@ class FakeChannel(Channel):
         self.breaks = 0  # orders after which the connection breaks, until it is opened again
         self.broken = False
         self.opened = 0
-        self.held: list[tuple[str, Packet]] = []  # replies that come later
-        self.heard: list[str] = []
-        self.refused: dict[int, str] = {}  # client -> why the server turned it away
+        self.held: list[tuple[str, Packet]] = []  # (ticket, reply) that are collected later
+        self.sent = 0
+        self.refused: dict[int, str] = {}  # client -> why the server refused it
 
     def site(self, client: int) -> Site:
         return Site(self.folder / str(client), client, None, Consent(), "cpu", lambda words: None)
@@ -85,11 +86,11 @@ class FakeChannel(Channel):
             self.orders.append(node - 100)
             if self.breaks and len(self.orders) == self.breaks:
                 self.breaks, self.broken = 0, True
-        if packet.kind == REFUSAL:  # nobody fetches a reply to it
+        if packet.kind == REFUSAL:  # the server collects no reply to it
             self.refused[node - 100] = decode(packet.head, Refusal).why
         self.check()
-        ticket = str(len(self.heard))
-        self.heard.append(ticket)
+        ticket = str(self.sent)
+        self.sent += 1
         self.packets[ticket] = node, packet
         return ticket
 
@@ -112,16 +113,26 @@ class FakeChannel(Channel):
                 return Packet(ENROLMENT, encode(self.sites[node].enrol(decode(packet.head, Invitation)), Enrolment))
             if packet.kind != ORDER:
                 return Packet(ANSWER)
-            made = Packet(ANSWER, *self.sites[node].perform(packet.head, packet.body))
-        except Exception as error:  # as a site does: it outlives a job that fails
-            made = Packet(REFUSAL, encode(Refusal(self.sites[node].disclosed(error)), Refusal))
+            answer = Packet(ANSWER, *self.sites[node].perform(packet.head, packet.body))
+        except Exception as error:  # a real site survives a job that fails, too
+            answer = refusal(self.sites[node].disclosed(error))
         self.answers[client] += 1
-        return self.fault(client, self.answers[client], made)
+        return self.fault(client, self.answers[client], answer)
 
 
 def over(channel: FakeChannel, terms: Terms) -> Callable[[EngineContext], Flower]:
-    """An engine on a fake channel."""
+    """An engine over a fake channel."""
     return lambda context: Flower(context, channel, terms, "toy")
+
+
+def nan(answer: Packet) -> Packet:
+    """The answer with a NaN over its last number; effuse itself refuses to encode one."""
+    return answer._replace(body=answer.body[:-4] + bytes.fromhex("0000c07f"))
+
+
+def log_of(folder: Path) -> str:
+    """What the server of a run reported."""
+    return (folder / "federation.log").read_text()
 
 
 def run_over(channel: FakeChannel, recipe: Recipe, out: Path, terms: Terms = EVERYONE) -> dict:

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import RunError
 from effuse.transport import flower
-from effuse.transport.flower.codec import Endpoint, records_of, packet_of, pull, push
+from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.messages import ANSWER, ORDER, UNDELIVERED, Packet
 
 ROOT = Path(__file__).parents[3] / "src" / "effuse"

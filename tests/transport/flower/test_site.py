@@ -64,7 +64,7 @@ def test_only_what_was_allowed_is_accepted(tmp_path):
     RunFolder(tmp_path / "run").create(recipe, "toy", "served", "cpu", None, {})
     consent = Consent.given(tmp_path / "run" / "manifest.json", None)
     site_at(tmp_path / "c", consent=consent).enrol(invitation)
-    with pytest.raises(FederationError, match="seed is 1 there and 0 here"):
+    with pytest.raises(FederationError, match="seed is 1 at the server and 0 here"):
         site_at(tmp_path / "d", consent=consent).enrol(invitation_of(resolved(seed=1)))
     with pytest.raises(FederationError, match="expected RECIPE@HASH with 12 or more digits"):
         Consent.given(None, "toy@123")
@@ -89,7 +89,9 @@ def test_a_secret_of_its_own_unless_the_recipe_says_reproducible(tmp_path):
     assert a.worker.secret != b.worker.secret and len(a.worker.secret) == 32 and c.worker.secret == b""
     mode = stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode)
     assert mode == 0o600 and not (tmp_path / "c" / "secret").exists()
-    assert site_at(tmp_path / "a").enrol(invitation_of(private)) and (tmp_path / "a" / "secret").read_bytes() == a.worker.secret
+    assert (
+        site_at(tmp_path / "a").enrol(invitation_of(private)) and (tmp_path / "a" / "secret").read_bytes() == a.worker.secret
+    )
 
 
 def test_a_site_is_one_client(tmp_path):
@@ -117,8 +119,8 @@ def test_a_failure_tells_the_server_nothing_of_files_and_data(tmp_path):
     site = site_at(tmp_path / "site")
     with pytest.raises(DataError, match="no class 'Jane Doe'") as caught:
         relabelled(pictures(tmp_path / "scans", ["light", "Jane Doe"]).load("train"), ("dark", "light"))
-    assert site.disclosed(caught.value) == "DataError; the site's own log says more"
-    assert site.disclosed(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the site's own log says more"
+    assert site.disclosed(caught.value) == "DataError; the details are in the site's own log"
+    assert site.disclosed(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the details are in the site's own log"
     assert site.disclosed(TrainingError("the loss became nan")) == "the loss became nan"
     assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
 
@@ -246,8 +248,13 @@ def test_addresses_and_what_may_listen_without_keys(tmp_path):
 def test_the_server_is_not_told_of_files_or_data(tmp_path):
     """A job that fails on a file names neither it nor the site's folder; what is wrong with an order is told."""
     site = site_at(tmp_path / "hospital")
-    assert site.disclosed(FileNotFoundError("/scans/jane-doe.png")) == "FileNotFoundError; the site's own log says more"
-    assert site.disclosed(DataError("scans/jane-doe.png cannot be read")) == "DataError; the site's own log says more"
+    assert (
+        site.disclosed(FileNotFoundError("/scans/jane-doe.png"))
+        == "FileNotFoundError; the details are in the site's own log"
+    )
+    assert (
+        site.disclosed(DataError("scans/jane-doe.png cannot be read")) == "DataError; the details are in the site's own log"
+    )
     site.enrol(invitation_of(resolved()))
     with pytest.raises(FederationError) as missing:
         site.perform(encode(Order("train", 3, 3, 0, 0, "2_0", "2_0"), Order), job_body())

@@ -157,7 +157,7 @@ def failing(tmp_path, monkeypatch):
 def test_the_traceback_of_a_failed_job_is_in_the_sites_log_and_nowhere_else(failing):
     joined, said = failing
     packet = joined._reply_or_refusal(lambda: Packet(ANSWER, *joined.site.perform(b"", b"")))
-    assert decode(packet.head, Refusal).why == "OSError; the site's own log says more"
+    assert decode(packet.head, Refusal).why == "OSError; the details are in the site's own log"
     assert said == ["failed: OSError: /srv/Jane Doe/1.png: truncated"]
     log = joined.site.folder / "site.log"
     text = log.read_text()

@@ -62,8 +62,8 @@ class Consent:
             )
         if self.recipe is not None and self.recipe != invitation.recipe:
             key = next(k for k in (*self.recipe, *invitation.recipe) if self.recipe.get(k) != invitation.recipe.get(k))
-            theirs, ours = invitation.recipe.get(key), self.recipe.get(key)
-            raise FederationError(f"this site accepts only its own recipe: {key} is {theirs} at the server and {ours} here")
+            offered, own = invitation.recipe.get(key), self.recipe.get(key)
+            raise FederationError(f"this site accepts only its own recipe: {key} is {offered} at the server and {own} here")
 
 
 class Site:
