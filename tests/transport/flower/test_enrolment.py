@@ -81,7 +81,7 @@ def test_a_site_that_declines_is_reported_with_its_reason(tmp_path):
 
 
 def test_a_client_that_is_shut_out_is_neither_asked_nor_waited_for(tmp_path):
-    """The weights are those of a run in which client 1 is silent, but the server waits for it neither before nor in a round."""
+    """The weights are those of a run in which client 1 is silent, but the server never waits for it."""
     recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
     silent = FakeChannel(tmp_path / "silent", 3)
     silent.fault = lambda client, n, packet: None if client == 1 else packet
