@@ -221,7 +221,7 @@ def test_a_packet_arrives_as_it_was_sent(endpoint):
 
 
 def test_a_broadcast_body_is_stored_once(endpoint):
-    """Two orders with the same 12 MB: the second pushes a message, records and a head, but not the array and its 3 pieces."""
+    """Two orders with the same 12 MB: the second pushes a message, records and a head, not the array and its 3 pieces."""
     body = random.Random(0).randbytes(12_000_000)
     send(endpoint, Packet(ORDER, b"to client 0", body), 5)
     assert endpoint.client.pushes == 8
