@@ -1,7 +1,6 @@
 """The command line in a process that also knows the tests' algorithms; a site in it may be told to send wrong answers."""
 
 import dataclasses
-
 import os
 import sys
 from pathlib import Path

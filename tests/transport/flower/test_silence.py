@@ -9,7 +9,7 @@ import torch
 from fake import FakeChannel, run_over
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
-from effuse.algorithms.fedphd import FedPhD, Told
+from effuse.algorithms.fedphd import FedPhD, Histogram
 from effuse.algorithms.localaug import SHARE, LocalAug
 from effuse.algorithms.scaffold import ScaffoldUpdate
 from effuse.algorithms.shared.synthesis import Upload
@@ -94,7 +94,7 @@ def test_a_lost_histogram_comes_with_the_next_choice_and_the_same_noise(tmp_path
     answers: list = []
     phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
     ended, log = run_losing(tmp_path, {1}, phd, answers, rounds=2)
-    lost = next(decode(packet.body, Told) for client, n, packet in answers if (client, n) == (1, 1))
+    lost = next(decode(packet.body, Histogram) for client, n, packet in answers if (client, n) == (1, 1))
     assert ended.server.told[1] == pytest.approx(lost.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
     assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
 
@@ -144,7 +144,7 @@ def changed(message, **values):
     return result
 
 
-UPLOAD, HISTOGRAM = ("fedddpm", 2, Upload), ("fedphd, pruned in the middle", 1, Told)
+UPLOAD, HISTOGRAM = ("fedddpm", 2, Upload), ("fedphd, pruned in the middle", 1, Histogram)
 WRONG = {  # (algorithm, which answer of client 1, its type), how it is changed, why it is rejected
     "another network": (UPLOAD, lambda u: dataclasses.replace(u, model=wider(u.model)), "its networks are toy_unet"),
     "no images": (UPLOAD, lambda u: changed(u, size=0), "upload: 0 images cannot be"),
@@ -177,9 +177,9 @@ def test_a_histogram_of_another_length_is_refused():
     job = job_of(recipe.algorithm, "enrol")
     expected = Expectation(recipe, 2, print).of(job, job.arguments())
     classes = recipe.model.shape.classes
-    expected.check(Told(torch.ones(classes)))
+    expected.check(Histogram(torch.ones(classes)))
     with pytest.raises(WireError, match=rf"a tensor has the shape \({classes + 1},\); expected: \({classes},\)"):
-        expected.check(Told(torch.ones(classes + 1)))
+        expected.check(Histogram(torch.ones(classes + 1)))
 
 
 def test_as_many_clients_may_be_silent_in_a_small_cohort(tmp_path):
