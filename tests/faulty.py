@@ -1,4 +1,4 @@
-"""An algorithm as somebody might write it who is new here, in a file of their own."""
+"""An algorithm with an error, in a user's own file."""
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.algorithm import on_client
@@ -9,7 +9,7 @@ from effuse.core.workbench import Client
 
 @spec
 class Faulty(FedAvg):
-    """Has not been tried yet."""
+    """Divides by zero when it trains."""
 
     @on_client
     def train(self, client: Client, model: Model) -> Update:

@@ -7,24 +7,27 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "transport" / "flower")]
+import effuse  # noqa: F401  (before torch: it sets how threads wait)
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "transport" / "flower"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))  # the first: both others have a conftest, too
 
 import pytest
 import torch
 
-import effuse  # noqa: F401  (sets how threads wait, before torch is imported)
 from effuse.runs.folder import RunFolder
 from effuse.transport.flower import keys
 from effuse.transport.flower.subprocesses import free_port, start, stop
 
+FOLDER = Path(__file__).parent
+
 torch.set_num_threads(1)
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a background job of a shell would ignore Ctrl-C, and so would those started here
+# as a shell's background job this process would ignore Ctrl-C, and so would the processes that it starts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Town:
+class Deployment:
     """A server's address, the keys of its clients, and the processes of one test."""
 
     def __init__(self, folder: Path, clients: int = 3) -> None:
@@ -35,41 +38,42 @@ class Town:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def effuse(self, log: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(HERE / "effuse_with_toys.py"), *arguments]
+        command = [sys.executable, str(FOLDER / "effuse_with_toys.py"), *arguments]
         process = start(command, self.folder / log, environment)
         self.processes.append(process)
         return process
 
     def site(self, k: int, *options: str, **environment: str) -> subprocess.Popen[bytes]:
-        given = options or ("--data", "recipe", "--keys", str(self.keys))
-        words = ("join", self.address, "--client-id", str(k), "--folder", str(self.folder / "sites" / str(k)), *given)
-        return self.effuse(f"site-{k}.log", *words, **environment)
+        options = options or ("--data", "recipe", "--keys", str(self.keys))
+        folder = str(self.folder / "sites" / str(k))
+        command = ("join", self.address, "--client-id", str(k), "--folder", folder, *options)
+        return self.effuse(f"site-{k}.log", *command, **environment)
 
     def sites(self) -> list[subprocess.Popen[bytes]]:
         return [self.site(k) for k in range(self.clients)]
 
     def serve(self, *options: str) -> subprocess.Popen[bytes]:
-        words = ("serve", *options, "--listen", self.address, "--keys", str(self.keys), "--json")
-        return self.effuse("serve.log", *words)
+        command = ("serve", *options, "--listen", self.address, "--keys", str(self.keys), "--json")
+        return self.effuse("serve.log", *command)
 
     def manifest(self, recipe) -> str:
         """A recipe as a file that `serve` takes."""
-        place = self.folder / "recipe"
-        place.mkdir()
-        RunFolder(place).create(recipe, "toy", "served", "cpu", None, {})
-        return str(place / "manifest.json")
+        folder = self.folder / "recipe"
+        folder.mkdir()
+        RunFolder(folder).create(recipe, "toy", "served", "cpu", None, {})
+        return str(folder / "manifest.json")
 
-    def said(self, log: str) -> str:
+    def printed(self, log: str) -> str:
         path = self.folder / log
         return path.read_text(errors="replace") if path.exists() else ""
 
     def until(self, log: str, words: str, seconds: float = 90.0) -> None:
         """Wait for words in a log."""
-        self.wait(lambda: words in self.said(log), f"'{words}' in {log}", seconds)
+        self.wait(lambda: words in self.printed(log), f"'{words}' in {log}", seconds)
 
-    def wait(self, true, what: str, seconds: float = 90.0) -> None:
+    def wait(self, condition, what: str, seconds: float = 90.0) -> None:
         until = time.monotonic() + seconds
-        while not true():
+        while not condition():
             logs = "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in self.folder.glob("*.log"))
             assert time.monotonic() < until, f"no {what}:\n{logs}"
             time.sleep(0.1)
@@ -79,10 +83,10 @@ class Town:
 
 
 @pytest.fixture
-def town(tmp_path):
-    made = Town(tmp_path)
-    yield made
-    made.close()
+def deployment(tmp_path):
+    processes = Deployment(tmp_path)
+    yield processes
+    processes.close()
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,24 +1,25 @@
-"""The command line in a process that also knows the tests' own algorithms, and sites that lie."""
+"""The command line in a process that also knows the tests' algorithms; a site in it may be told to send wrong answers."""
 
 import dataclasses
 import os
 import sys
 from pathlib import Path
 
+import effuse  # noqa: F401  (before torch: it sets how threads wait)
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
-from slow import ToySlow  # noqa: F401  (known by name from now on)
+from slow import ToySlow  # noqa: F401  (registers ToySlow and the toys)
 
-import effuse  # noqa: F401  (sets how threads wait, before torch is imported)
 from effuse.algorithms.fedavg import Update
 from effuse.cli import main
 from effuse.core.params import Params
 from effuse.core.wire import decode, encode
 
 
-def lie(head: bytes, body: bytes, n: int) -> tuple[str, bytes, bytes]:
-    """The n-th answer of a client that sends what it should not."""
+def wrong(head: bytes, body: bytes, n: int) -> tuple[str, bytes, bytes]:
+    """The n-th answer, made wrong: a NaN, a wrong shape, a missing key, an unknown type, too many bytes."""
     update = decode(body, Update)
 
     def with_params(change) -> bytes:
@@ -36,16 +37,18 @@ def lie(head: bytes, body: bytes, n: int) -> tuple[str, bytes, bytes]:
     return "answer", head, body + b"\x00" * 2_000_000
 
 
-if os.environ.get("EFFUSE_TEST_LIES"):
-    from effuse.transport.flower import supernode as link
+if os.environ.get("EFFUSE_TEST_WRONG"):
+    from effuse.transport.flower import supernode
 
-    plain, told = link.SiteClient._answered, iter(range(100))
+    right, numbers = supernode.SiteClient._reply_or_refusal, iter(range(100))
 
-    def answered(self, make):
-        letter = plain(self, make)
-        return link.Packet(*lie(letter.head, letter.body, next(told))) if letter.kind == link.ANSWER else letter
+    def wrong_answer(self, make):
+        packet = right(self, make)
+        if packet.kind != supernode.ANSWER:
+            return packet
+        return supernode.Packet(*wrong(packet.head, packet.body, next(numbers)))
 
-    link.SiteClient._answered = answered
+    supernode.SiteClient._reply_or_refusal = wrong_answer
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ from effuse.core.workbench import Client
 
 @spec
 class ToySlow(ToyStateful):
-    """One client takes its time in some rounds."""
+    """One client is slow in some rounds."""
 
     who: int = 1
     seconds: float = 3.0

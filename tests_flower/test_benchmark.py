@@ -13,5 +13,5 @@ def test_an_idle_round_of_the_small_model_beside_plain_flowers():
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rounds"]
     assert row["cpu_ratio"] > 2 and row["wall_ratio"] > 1, row
-    # a model of 12 MB is little beside all else that a server holds: 9 to 13 copies were seen, 6 of a large model
+    # 9 to 13 copies were measured; a model of 12 MB is small beside the rest of the server, and a large one has 6
     assert row["effuse"]["server_peak_copies"] < 16, row

@@ -1,4 +1,4 @@
-"""The pages for the server's operator and for a site, as they stand: their commands are carried out, on three machines' worth of folders."""
+"""The commands of the pages for the server's operator and for a site, carried out in a folder for each machine."""
 
 import os
 import re
@@ -21,8 +21,8 @@ def commands(page: str) -> list[str]:
     return [c for block in blocks for c in block.replace("\\\n", "").splitlines() if c.strip()]
 
 
-def begun(line: str, folder: Path) -> subprocess.Popen:
-    """A command of a page, in the folder of whoever reads it."""
+def started(line: str, folder: Path) -> subprocess.Popen:
+    """A command of a page, started in its reader's folder."""
     assert line.startswith("effuse ")
     script = line.replace("effuse", f"exec {sys.executable} -m effuse", 1)
     return subprocess.Popen(
@@ -34,22 +34,20 @@ def sizeless(line: str) -> str:
     return re.sub(r"[0-9,]+ bytes", "N bytes", line)
 
 
-def ended(process: subprocess.Popen, seconds: float = 120) -> str:
+def output_of(process: subprocess.Popen, seconds: float = 120) -> str:
     output, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, output
     return output
 
 
 def test_the_two_pages_make_a_federation(tmp_path):
-    """Two sites with folders of their own images, one of which lacks a class; the server never sees a path of theirs."""
+    """Two sites with folders of images, one of which lacks a class; no path of a site reaches the server."""
     server = tmp_path / "server"
     server.mkdir()
     address = f"127.0.0.1:{free_port()}"
-    here = [line.replace("0.0.0.0:8443", address) for line in commands("server.md")]
-    there = [line.replace("fed.example.org:8443", address) for line in commands("site.md")]
-    keys, serve, resume, sample = here
-    look, join = there
-    ended(begun(keys, server))
+    keys, serve, resume, sample = (line.replace("0.0.0.0:8443", address) for line in commands("server.md"))
+    dry_run, join = (line.replace("fed.example.org:8443", address) for line in commands("site.md"))
+    output_of(started(keys, server))
     rng = np.random.default_rng(0)
     for k, classes in enumerate((("benign", "malignant"), ("malignant",))):
         shutil.copytree(server / "keys" / f"client-{k}", tmp_path / f"site-{k}" / f"client-{k}")
@@ -58,36 +56,32 @@ def test_the_two_pages_make_a_federation(tmp_path):
             folder.mkdir(parents=True)
             for i in range(20):
                 Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(folder / f"{i}.png")
-    running = begun(serve, server)
+    running = started(serve, server)
     try:
-        told = ended(begun(look, tmp_path / "site-0"))
-        digest = re.search(r"manifest demo@([0-9a-f]{64})", told)[1]
-        assert "what would leave this site (client 0, 32 images here) in 3 rounds" in told
-        assert "to train: 3 messages" in told
-        sites = [
-            begun(
-                join.replace("HASH", digest[:16])
-                .replace("client-id 0", f"client-id {k}")
-                .replace("client-0", f"client-{k}"),
-                tmp_path / f"site-{k}",
-            )
-            for k in range(2)
-        ]
-        output = ended(running)
-        said = [ended(site) for site in sites]
+        preview = output_of(started(dry_run, tmp_path / "site-0"))
+        digest = re.search(r"manifest demo@([0-9a-f]{64})", preview)[1]
+        assert "what would leave this site (client 0, 32 images here) in 3 rounds" in preview
+        assert "to train: 3 messages" in preview
+        sites = []
+        for k in range(2):
+            command = join.replace("HASH", digest[:16])
+            command = command.replace("client-id 0", f"client-id {k}").replace("client-0", f"client-{k}")
+            sites.append(started(command, tmp_path / f"site-{k}"))
+        output = output_of(running)
+        outputs = [output_of(site) for site in sites]
     finally:
         running.kill()
     assert digest in output and "weights_sha256" in output
-    # the page's normal day is what a site really prints, but for the sizes of messages
+    # a site prints the lines of the page's normal day, except for the sizes of messages
     (day,) = re.findall(r"```text\n(.*?)```", (DOCS / "site.md").read_text(), re.DOTALL)
     day = day.replace("fed.example.org:8443", address).replace("HASH", digest)
-    printed = [sizeless(line) for line in said[0].splitlines()]
+    printed = [sizeless(line) for line in outputs[0].splitlines()]
     assert [line for line in printed if line in map(sizeless, day.splitlines())] == [*map(sizeless, day.splitlines())]
-    assert "client 0 is ready with 32 images: benign 16, malignant 16; held out: 8" in said[0]
-    assert "client 1 is ready with 16 images: benign 0, malignant 16; held out: 4" in said[1]
-    assert all("the server says that the run is over" in words for words in said)
+    assert "client 0 is ready with 32 images: benign 16, malignant 16; held out: 8" in outputs[0]
+    assert "client 1 is ready with 16 images: benign 0, malignant 16; held out: 4" in outputs[1]
+    assert all("the server says that the run is over" in words for words in outputs)
     written = "".join(p.read_text(errors="replace") for p in server.rglob("*") if p.suffix in (".json", ".log", ".jsonl"))
     assert "scans" not in written and str(tmp_path / "site-0") not in written
-    assert "weights_sha256" in ended(begun(resume, server))
-    ended(begun(sample, server))
+    assert "weights_sha256" in output_of(started(resume, server))
+    output_of(started(sample, server))
     assert any((server / "runs" / "first" / "exports").rglob("*"))

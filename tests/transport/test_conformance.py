@@ -18,7 +18,7 @@ from effuse.runs.save import load
 
 
 def test_every_algorithm_of_the_project_is_compared():
-    """A new algorithm that is missing above fails here."""
+    """A new algorithm that is missing in ALGORITHMS fails here."""
     real = {cls.name for cls in registry(Algorithm).values() if cls.__module__.startswith("effuse.")}
     assert real <= {a.name for a in ALGORITHMS.values()}
 
@@ -46,7 +46,7 @@ def test_loopback_equals_simulator(name, wire, tmp_path):
 
 
 def test_the_weights_depend_on_the_seed_and_on_training(tmp_path):
-    """So that the equalities above say something."""
+    """Otherwise the equalities above would mean nothing."""
     digests = {run(toy_recipe(seed=s, rounds=r), tmp_path / f"{s}-{r}").weights_sha256 for s, r in ((0, 1), (0, 2), (1, 2))}
     assert len(digests) == 3
 
@@ -58,17 +58,17 @@ def test_evaluation_does_not_change_training(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["in place", "data", "numpy"])
-def test_a_client_that_scribbles_on_its_message_is_caught(how, tmp_path):
+def test_a_client_that_changes_its_message_is_caught(how, tmp_path):
     with pytest.raises(FederationError, match="job 'train' of toy_scribbler changed a tensor"):
         run(toy_recipe(algorithm=ToyScribbler(local=ADAM, how=how)), tmp_path / "run")
 
 
-def test_a_server_program_that_scribbles_on_its_state_is_caught(tmp_path):
+def test_a_server_program_that_changes_its_state_in_place_is_caught(tmp_path):
     with pytest.raises(FederationError, match="server program of toy_server_scribbler changed a tensor"):
         run(toy_recipe(algorithm=ToyServerScribbler(local=ADAM)), tmp_path / "run")
 
 
-def test_an_answer_that_nobody_takes_is_an_error(tmp_path):
+def test_an_answer_that_is_never_taken_is_an_error(tmp_path):
     with pytest.raises(FederationError, match="answers of clients 1, 2 were asked for and never taken"):
         run(toy_recipe(algorithm=ToyForgetful(local=ADAM)), tmp_path / "run")
 

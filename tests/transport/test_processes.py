@@ -1,4 +1,4 @@
-"""Worker processes: the weights of one process, and nobody left behind however a run ends."""
+"""Worker processes: the weights of one process, and no worker left however a run ends."""
 
 import contextlib
 import json
@@ -37,10 +37,10 @@ PERSONAL = toy_recipe(
     sampler=Ancestral(batch=2),
 )
 CUT = toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, r_g=1, R_s=2, ratio=0.5), rounds=3)
-# their jobs are FedDDPM's and AuxOnly's too: warm-up models and images that wait in a client's state, messages of its own
+# warm-up models and images in a client's state, and messages of the algorithm's own; FedDDPM and AuxOnly have the same jobs
 TESTED = toy_recipe(algorithm=ALGORITHMS["fedddpm+"])
 SHARED = toy_recipe(algorithm=ALGORITHMS["localaug"])
-JOBS = pytest.mark.slow("two workers each; what these jobs send is held by loopback, what workers do by the other recipes")
+JOBS = pytest.mark.slow("two workers each; loopback tests what these jobs send, the other recipes test the workers")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -60,7 +60,7 @@ def alive(pid: int) -> bool:
     return False
 
 
-def gone(pids: list[int], patience: float = 20.0) -> bool:
+def have_ended(pids: list[int], patience: float = 20.0) -> bool:
     until = time.monotonic() + patience
     while any(map(alive, pids)) and time.monotonic() < until:
         time.sleep(0.02)
@@ -68,7 +68,7 @@ def gone(pids: list[int], patience: float = 20.0) -> bool:
 
 
 def lines(folder):
-    """rounds.jsonl without what depends on the clock, on encoding or on the number of processes."""
+    """rounds.jsonl without the keys that depend on time, encoding or the number of processes."""
     dropped = ("seconds", "traffic", "at_a_time")
     return [{k: v for k, v in record.to_json().items() if k not in dropped} for record in RunFolder(folder).records()]
 
@@ -91,7 +91,7 @@ def test_two_processes_give_the_weights_of_one(recipe, tmp_path):
 
 
 class Killer(Observer):
-    """Kills a worker process when a round has begun."""
+    """Kills a worker process during a round."""
 
     def __init__(self, t: int) -> None:
         self.t = t
@@ -104,8 +104,8 @@ class Killer(Observer):
 
 def test_a_worker_that_dies_ends_the_run_in_a_sentence_and_it_can_be_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
-    told = r"round [12]: worker process [12] of 2 was killed by SIGKILL; .*`effuse resume .*run` goes on from the last"
-    with pytest.raises(RunError, match=told):
+    reason = r"round [12]: worker process [12] of 2 was killed by SIGKILL; .*`effuse resume .*run` goes on from the last"
+    with pytest.raises(RunError, match=reason):
         run(toy_recipe(algorithm=ToyStateful(local=ADAM), rounds=3), tmp_path / "run", workers=2, observer=Killer(1))
     assert not children(os.getpid())
     quiet = run(toy_recipe(algorithm=ToyStateful(local=ADAM), rounds=3), tmp_path / "quiet")
@@ -113,7 +113,7 @@ def test_a_worker_that_dies_ends_the_run_in_a_sentence_and_it_can_be_resumed(tmp
     assert lines(tmp_path / "run") == lines(tmp_path / "quiet")
 
 
-def test_an_error_in_a_worker_is_told_as_it_is(tmp_path):
+def test_an_error_in_a_worker_is_raised_with_its_type_sentence_and_trace(tmp_path):
     exploding = toy_recipe(algorithm=FedAvg(local=SGD(lr=1e30, batch=8, steps=5)))
     with pytest.raises(TrainingError, match="round 0, client 0, job 'train': the loss became") as error:
         run(exploding, tmp_path / "run", workers=2)
@@ -122,8 +122,8 @@ def test_an_error_in_a_worker_is_told_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
-def test_nobody_outlives_the_parent(ending, tmp_path):
-    """Ctrl-C ends in one sentence; a parent that is killed cannot say anything, and its workers end all the same."""
+def test_workers_end_with_the_parent(ending, tmp_path):
+    """Ctrl-C ends in one sentence; a parent that is killed prints none, and its workers end as well."""
     recipe = tmp_path / "toy.json"
     recipe.write_text(json.dumps({"recipe": toy_recipe(rounds=100_000).saved()}))
     script = "import toy; from effuse.cli import main; main()"
@@ -137,21 +137,21 @@ def test_nobody_outlives_the_parent(ending, tmp_path):
     assert len(workers) == 2
     parent.send_signal(ending)
     _, words = parent.communicate(timeout=60)
-    assert gone(workers)
+    assert have_ended(workers)
     if ending == signal.SIGINT:
         assert parent.returncode == 130
         assert words == f"effuse: interrupted; `effuse resume {tmp_path / 'run'}` goes on from the last checkpoint\n"
 
 
 def test_how_many_processes_and_slots(monkeypatch):
-    """On a CPU the clients at a time are divided among processes; a GPU has its own."""
+    """On a CPU the slots are divided among processes; on GPUs each process has its own."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert [pick_workers(n, CPU, 10) for n in (None, 1, 3, 20)] == [1, 1, 3, 10]
     assert [pick_workers(n, CUDA, 10) for n in (None, 1, 3, 20)] == [4, 1, 3, 10] and pick_workers(None, CUDA, 2) == 2
     assert slots_each(5, 4, CUDA) == 5 and [slots_each(n, 2, CPU) for n in (1, 2, 3, 4)] == [1, 1, 2, 2]
 
 
-def test_workers_share_the_gpus_that_we_may_see(monkeypatch):
+def test_workers_share_the_visible_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [gpu_of(n) for n in range(3)] == ["0", "1", "0"]
@@ -163,7 +163,7 @@ def test_modules_outside_effuse_are_named():
     assert modules_of(toy_recipe()) == ["toy"]
 
 
-def test_what_only_a_script_defines_cannot_go_to_a_worker():
+def test_a_spec_that_only_a_script_defines_is_refused_with_workers():
     @spec
     class OfScript(ToyImages):
         """Defined where no other process can import it."""
@@ -173,8 +173,8 @@ def test_what_only_a_script_defines_cannot_go_to_a_worker():
         modules_of(toy_recipe(data=OfScript()))
 
 
-def test_what_a_worker_cannot_load_is_told(tmp_path, monkeypatch):
-    """The parent has the data, the worker does not find the module that defines it."""
+def test_an_error_while_a_worker_starts_is_raised(tmp_path, monkeypatch):
+    """The parent has the data, but the worker does not find the module that defines it."""
     monkeypatch.setattr(processes, "modules_of", lambda recipe: [])
     with pytest.raises(RecipeError, match="no source 'toy_images'"):
         run(toy_recipe(), tmp_path / "run", workers=2)

@@ -1,4 +1,4 @@
-"""What an algorithm may lean on, and what it is stopped from doing."""
+"""What an algorithm can rely on, and what the engine refuses."""
 
 import json
 import os
@@ -36,27 +36,27 @@ from effuse.transport.worker import Worker
         "feddiffuse, udec, part of the clients",
     ],
 )
-def test_methods_of_one_seed_meet_the_same_cohorts(name, tmp_path, monkeypatch):
-    """Whatever a method does before its federated rounds: in each of them it asks the clients that FedAvg asks."""
-    asked = []
+def test_all_methods_ask_the_same_cohorts(name, tmp_path, monkeypatch):
+    """With one seed, a method asks the clients of FedAvg in each federated round, whatever it does before."""
+    cohorts = []
     sample = Federation.sample
 
-    def noted(fed, cohort):
-        asked.append((fed.federated, sample(fed, cohort)))
-        return asked[-1][1]
+    def recording(fed, cohort):
+        cohorts.append((fed.federated, sample(fed, cohort)))
+        return cohorts[-1][1]
 
-    monkeypatch.setattr(Federation, "sample", noted)
-    found = []
+    monkeypatch.setattr(Federation, "sample", recording)
+    runs = []
     for algorithm in (FedAvg(local=ADAM, cohort=2), ALGORITHMS[name]):
         run(toy_recipe(algorithm=algorithm, clients=5, rounds=4), tmp_path / algorithm.name)
-        found.append(asked[:])
-        asked.clear()
-    assert found[0] == found[1] and len(found[0]) == 4 and len({tuple(cohort) for _, cohort in found[0]}) > 1
+        runs.append(cohorts[:])
+        cohorts.clear()
+    assert runs[0] == runs[1] and len(runs[0]) == 4 and len({tuple(cohort) for _, cohort in runs[0]}) > 1
 
 
 @spec
 class RuleServerFirst(FedAvg):
-    """Loads a network of the server's, asks clients, and only then trains it."""
+    """Loads a network for the server, asks clients, and then trains it."""
 
     def round(self, server: Server, fed: Federation) -> Server:
         net = fed.workbench.load(server.model)
@@ -69,7 +69,7 @@ class RuleServerFirst(FedAvg):
 
 @spec
 class RuleFreezes(FedAvg):
-    """Client 0 freezes a part; the others must not inherit that."""
+    """Client 0 freezes a part of its network, which must not affect the other clients."""
 
     @on_client
     def train(self, client: Client, model: Model) -> Update:
@@ -83,7 +83,7 @@ class RuleFreezes(FedAvg):
 
 @spec
 class RuleAddsInPlace(FedAvg):
-    """Changes its state without saying so."""
+    """Changes a tensor of its state in place."""
 
     @on_client
     def train(self, client: Client, model: Model) -> Update:
@@ -127,7 +127,7 @@ class Momentum(Server):
 
 @spec
 class RuleDiverges(FedAvg):
-    """Its model is fine, its momentum is not."""
+    """Its model is finite, its momentum is not."""
 
     def setup(self, model: Model, fed: Federation) -> Server:
         return Momentum(model, model.params.zeros())
@@ -163,11 +163,11 @@ def phases(folder):
 
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
-def test_the_servers_network_is_its_own(engine, tmp_path):
+def test_the_servers_network_is_not_shared_with_clients(engine, tmp_path):
     run(toy_recipe(algorithm=RuleServerFirst(local=ADAM)), tmp_path / "run", engine=engine)
 
 
-def test_a_network_comes_unfrozen(tmp_path):
+def test_a_loaded_network_is_unfrozen(tmp_path):
     run(toy_recipe(algorithm=RuleFreezes(local=ADAM)), tmp_path / "run")
 
 
@@ -186,7 +186,7 @@ def test_refused(algorithm, words, tmp_path):
 
 
 def test_state_that_could_not_be_read_again_is_not_saved(tmp_path):
-    """A NaN in any field of the server's state ends the run; the checkpoint before it stays whole."""
+    """A non-finite number in any field of the server's state ends the run."""
     with pytest.raises(WireError, match="non-finite"):
         run(toy_recipe(algorithm=RuleDiverges(local=ADAM)), tmp_path / "run")
 
@@ -196,33 +196,32 @@ def test_phases_are_rounds_and_only_federated_ones_count(tmp_path):
     result = run(recipe, tmp_path / "run")
     assert phases(tmp_path / "run") == ["warm up", "federate", "federate", "federate", "correct"]
     assert result.rounds == 3
-    found = check(recipe)["traffic"]
-    assert not found["exact"] and "the loss decides" in found["reason"] and len(found["per_round"]) == 5
+    traffic = check(recipe)["traffic"]
+    assert not traffic["exact"] and "the loss decides" in traffic["reason"] and len(traffic["per_round"]) == 5
 
 
 def test_an_early_stop_is_rehearsed_to_the_longest_end(tmp_path):
-    """The run stops after its first federated round; the rehearsal, whose losses mean nothing, plays all five."""
+    """The run stops after its first federated round; the rehearsal has no losses and does all five rounds."""
     recipe = toy_recipe(algorithm=RulePhases(local=ADAM, enough=1e9), rounds=3)
     run(recipe, tmp_path / "run")
     assert phases(tmp_path / "run") == ["warm up", "federate"]
-    found = check(recipe)["traffic"]
-    assert len(found["per_round"]) == 5
+    traffic = check(recipe)["traffic"]
+    assert len(traffic["per_round"]) == 5
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
-    assert found["per_round"][:2] == ledger["per_round"]
+    assert traffic["per_round"][:2] == ledger["per_round"]
 
 
-def test_an_order_that_names_a_lost_state_costs_nothing(tmp_path):
-    """The client refuses and still has the state it had."""
-    kept = Snapshots(tmp_path)
-    kept.write("3_0", {"visits": 1})
-    fed_client = run_client(tmp_path)
+def test_an_order_that_names_a_missing_snapshot_deletes_none(tmp_path):
+    """The client refuses it and keeps its state."""
+    snapshots = Snapshots(tmp_path)
+    snapshots.write("3_0", {"visits": 1})
     order = Order(job="train", t=5, federated=5, call=0, client=0, base="2_0", durable=None)
     with pytest.raises(FederationError, match="has no snapshot '2_0'"):
-        fed_client.perform(order, None)
-    assert kept.read("3_0") == {"visits": 1}
+        worker_in(tmp_path).perform(order, None)
+    assert snapshots.read("3_0") == {"visits": 1}
 
 
-def run_client(folder):
+def worker_in(folder):
     from effuse.core.data import Shard
     from effuse.machines.eager import Eager
 
@@ -246,7 +245,7 @@ def test_there_is_no_client_minus_one(tmp_path):
         fed.worker.client(-1)
 
 
-def test_lines_that_a_checkpoint_counts_must_be_there(tmp_path):
+def test_a_truncated_list_of_rounds_is_refused(tmp_path):
     recipe = toy_recipe(algorithm=ToyStateful(local=ADAM))
     run(recipe, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
@@ -269,7 +268,7 @@ def test_changed_data_is_noticed(tmp_path):
 
 
 def test_colleagues_can_read_a_run(tmp_path):
-    """Files follow the umask, as everything else that a user makes."""
+    """The files of a run follow the umask."""
     old = os.umask(0o022)
     try:
         run(toy_recipe(), tmp_path / "run")
@@ -279,8 +278,8 @@ def test_colleagues_can_read_a_run(tmp_path):
         assert stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) == 0o644
 
 
-def test_averages_of_lone_models(tmp_path):
-    """LocalOnly with a per-step average: raw and averaged models are both looked at, and differ."""
+def test_averages_of_personal_models(tmp_path):
+    """LocalOnly with a per-step average: raw and averaged models are both evaluated."""
     from effuse.core.recipe import Evaluate
     from effuse.diffusion.samplers import Ancestral
 
@@ -295,14 +294,14 @@ def test_averages_of_lone_models(tmp_path):
 
 
 @spec
-class RuleWritesWhenLookedAt(LocalOnly):
+class RuleWritesWhenEvaluated(LocalOnly):
     """Changes its state while being evaluated."""
 
     def own(self, client: Client, model: Model | None) -> Model:
-        client.state["looks"] = client.state.get("looks", 0) + 1
+        client.state["evaluations"] = client.state.get("evaluations", 0) + 1
         return super().own(client, model)
 
 
 def test_an_evaluation_changes_no_state(tmp_path):
     with pytest.raises(FederationError, match="job 'draw': client 0 changed its state while being evaluated"):
-        run(toy_recipe(algorithm=RuleWritesWhenLookedAt(local=ADAM)), tmp_path / "run")
+        run(toy_recipe(algorithm=RuleWritesWhenEvaluated(local=ADAM)), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Several clients at a time: the same bits in the same order, and an end when nobody wants the answers."""
+"""Several clients at a time: the same bits in the same order, and an end when answers are no longer wanted."""
 
 import contextlib
 import threading
@@ -25,15 +25,15 @@ from effuse.transport import simulator
 from effuse.transport.slots import AHEAD, in_slots
 
 CPU = torch.device("cpu")
-STEADY = ToyUnet(dropout=0.0)  # a network with dropout draws from the one default generator and works alone
+PARALLEL = ToyUnet(dropout=0.0)  # a network with dropout draws from torch's one default generator, so it works alone
 
 
 def test_answers_come_in_order_and_few_are_held():
-    """Client 0 is the slowest; the others get ahead of it by AHEAD answers a worker and no further."""
-    begun, gate = [], threading.Event()
+    """Client 0 is the slowest; the others get AHEAD answers a worker ahead of it and no further."""
+    started, gate = [], threading.Event()
 
     def job(worker, client):
-        begun.append(client)
+        started.append(client)
         if client == 0:
             assert gate.wait(10)
         return client * 10
@@ -41,10 +41,10 @@ def test_answers_come_in_order_and_few_are_held():
     answers = in_slots(job, range(20), ["a", "b"], [None, None], threads=1)
 
     def open_later():
-        while len(begun) < 2 * AHEAD:
+        while len(started) < 2 * AHEAD:
             time.sleep(0.001)
         time.sleep(0.05)
-        assert len(begun) == 2 * AHEAD
+        assert len(started) == 2 * AHEAD
         gate.set()
 
     opener = threading.Thread(target=open_later)
@@ -69,7 +69,7 @@ def test_a_worker_has_one_client_at_a_time_and_its_own_number_of_threads():
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that notes who else reads it."""
+    """A tensor that records on which stream it is read."""
 
     is_cuda = True
 
@@ -77,8 +77,8 @@ class OnGpu(torch.Tensor):
         self.readers = stream
 
 
-def test_the_servers_stream_is_told_to_the_memory_of_every_answer(monkeypatch):
-    """An average lets go of the first answer while its kernel is still queued; what lies in ordinary memory is left alone."""
+def test_every_gpu_tensor_of_an_answer_is_recorded_on_the_servers_stream(monkeypatch):
+    """The server may free an answer while a kernel that reads it is still queued; CPU tensors are not recorded."""
     stream = types.SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the server's")
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
@@ -94,7 +94,7 @@ def test_the_servers_stream_is_told_to_the_memory_of_every_answer(monkeypatch):
         assert reply["a"].readers == reply["b"]["w"].readers == "the server's"
 
 
-def test_those_at_work_are_stopped_when_one_fails():
+def test_jobs_under_way_are_stopped_when_one_fails():
     stopped, ended = threading.Event(), []
 
     def job(worker, client):
@@ -104,11 +104,11 @@ def test_those_at_work_are_stopped_when_one_fails():
 
     with pytest.raises(TrainingError):
         list(in_slots(job, range(9), ["a", "b"], [None, None], threads=1, stop=stopped.set))
-    assert all(ended) and len(ended) < 8, "those that had not begun never do"
+    assert all(ended) and len(ended) < 8, "other jobs are never started"
 
 
-def test_an_abandoned_fit_ends_at_its_next_step():
-    recipe = toy_recipe(model=STEADY, threads=2).resolved(toy_recipe().data.load("train"))
+def test_a_stopped_fit_ends_at_its_next_step():
+    recipe = toy_recipe(model=PARALLEL, threads=2).resolved(toy_recipe().data.load("train"))
     machine = machines_for(recipe, CPU, 40)[1]
     machine.meter.stopped = True
     with pytest.raises(KeyboardInterrupt):
@@ -118,11 +118,11 @@ def test_an_abandoned_fit_ends_at_its_next_step():
 @pytest.mark.parametrize(
     ("clients", "threads", "model", "speed", "slots", "each"),
     [
-        (3, 2, STEADY, "auto", 2, 1),
-        (3, 8, STEADY, "auto", 3, 2),
-        (3, 1, STEADY, "auto", 1, None),
-        (1, 2, STEADY, "auto", 1, None),
-        (3, 2, STEADY, "eager", 1, None),
+        (3, 2, PARALLEL, "auto", 2, 1),
+        (3, 8, PARALLEL, "auto", 3, 2),
+        (3, 1, PARALLEL, "auto", 1, None),
+        (1, 2, PARALLEL, "auto", 1, None),
+        (3, 2, PARALLEL, "eager", 1, None),
         (3, 2, ToyUnet(), "auto", 1, None),
     ],
 )
@@ -134,21 +134,21 @@ def test_how_many_at_a_time(clients, threads, model, speed, slots, each):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_two_at_a_time_equal_one(name, tmp_path, monkeypatch):
-    """A client computes on one thread and the server on two either way; and two clients really were at work at once."""
+    """A client computes on one thread and the server on two, in both runs; and two clients did work at once."""
     algorithm = ALGORITHMS[name]
     together, most, places, fit = [], [], set(), Eager.fit
 
-    def watched(machine, net, work):
+    def recording(machine, net, work):
         together.append(work.place)
         places.add(work.place)
         most.append(len(together))
         time.sleep(0.01)
-        done = fit(machine, net, work)
+        result = fit(machine, net, work)
         together.remove(work.place)
-        return done
+        return result
 
-    monkeypatch.setattr(Eager, "fit", watched)
-    options = {"algorithm": algorithm, "model": STEADY, "evaluate": Evaluate(grid=2), "sampler": Ancestral(batch=4)}
+    monkeypatch.setattr(Eager, "fit", recording)
+    options = {"algorithm": algorithm, "model": PARALLEL, "evaluate": Evaluate(grid=2), "sampler": Ancestral(batch=4)}
     with monkeypatch.context() as patch:
         patch.setattr(simulator, "in_slots", one_by_one)
         alone = run(toy_recipe(**options, threads=2), tmp_path / "alone")
@@ -162,13 +162,13 @@ def test_two_at_a_time_equal_one(name, tmp_path, monkeypatch):
 
 
 def one_by_one(job, clients, workers, streams, threads, stop):
-    """What slots do, without slots."""
+    """One client at a time, in a thread with the number of threads of a slot."""
     with ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(threads)) as pool:
         for client in clients:
             yield client, pool.submit(job, workers[0], client).result()
 
 
-def test_a_loss_that_explodes_in_a_slot_is_told(tmp_path):
-    recipe = toy_recipe(algorithm=FedAvg(local=SGD(lr=1e30, batch=8, steps=5)), model=STEADY, threads=2)
+def test_a_loss_that_explodes_in_a_slot_is_reported(tmp_path):
+    recipe = toy_recipe(algorithm=FedAvg(local=SGD(lr=1e30, batch=8, steps=5)), model=PARALLEL, threads=2)
     with pytest.raises(TrainingError, match="round 0, client 0, job 'train': the loss became"):
         run(recipe, tmp_path / "run")

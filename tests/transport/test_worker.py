@@ -1,4 +1,4 @@
-"""What a worker remembers of its clients' states, so that it need not read them again."""
+"""The worker's cache of its clients' states, which saves reading them from disk."""
 
 import pytest
 import torch
@@ -20,20 +20,20 @@ def test_a_state_is_found_by_the_name_of_its_snapshot_alone():
     assert recent.get(0, "1_0")["w"]["w"].tolist() == [1.0] * 4 and recent.get(0, "1_0")["visits"] == 3
     assert recent.get(0, "0_0") is None and recent.get(1, "1_0") is None and recent.get(0, None) is None
     recent.put(0, "2_0", state(2.0))
-    assert recent.get(0, "1_0") is None, "one state a client: the last one"
+    assert recent.get(0, "1_0") is None, "only the last state of each client is cached"
 
 
-def test_what_is_remembered_is_nobody_elses():
-    """Neither the job that kept a tensor and writes on it afterwards, nor the one that is handed it, changes what is remembered."""
-    recent, kept = StateCache(), state(1.0)
-    recent.put(0, "1_0", kept)
-    kept["w"]["w"].data.fill_(5.0)
+def test_a_job_cannot_change_a_cached_state():
+    """Neither a job that writes on a tensor after it was put, nor one that writes on what it got."""
+    recent, original = StateCache(), state(1.0)
+    recent.put(0, "1_0", original)
+    original["w"]["w"].data.fill_(5.0)
     recent.get(0, "1_0")["w"]["w"].data.fill_(7.0)
     assert recent.get(0, "1_0")["w"]["w"].tolist() == [1.0] * 4
 
 
-def test_a_limit_of_bytes_drops_what_was_used_longest_ago():
-    """16 bytes each, 40 in all: two states stay. Client 0 is looked at before client 2 comes, so client 1 goes."""
+def test_over_the_limit_of_bytes_the_least_recently_used_state_is_dropped():
+    """States of 16 bytes and a limit of 40: two stay. Client 0 is read before client 2 is put, so client 1's is dropped."""
     recent = StateCache(limit=40)
     recent.put(0, "1_0", state(0.0))
     recent.put(1, "1_0", state(1.0))
@@ -46,18 +46,18 @@ def test_a_limit_of_bytes_drops_what_was_used_longest_ago():
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
 def test_a_state_is_read_from_disk_once_at_most(engine, tmp_path, monkeypatch):
-    """Three clients, four rounds: nothing is read, since each client begins with what it wrote; forgetting changes no bit."""
+    """Three clients, four rounds: each client begins with the cached state that it wrote; without a cache no bit changes."""
     recipe = toy_recipe(algorithm=ToyStateful(local=ADAM), rounds=4)
-    named, read = [], Snapshots.read
+    names, read = [], Snapshots.read
 
-    def noted(self, name):
-        named.append(name)
+    def recording(self, name):
+        names.append(name)
         return read(self, name)
 
-    monkeypatch.setattr(Snapshots, "read", noted)
-    remembered = run(recipe, tmp_path / "remembered", engine=engine)
-    assert [n for n in named if n is not None] == []
+    monkeypatch.setattr(Snapshots, "read", recording)
+    cached = run(recipe, tmp_path / "cached", engine=engine)
+    assert [name for name in names if name is not None] == []
     monkeypatch.setattr(StateCache, "get", lambda *_: None)
-    forgotten = run(recipe, tmp_path / "forgotten", engine=engine)
-    assert len([n for n in named if n is not None]) == 9, "three clients in rounds 1, 2 and 3"
-    assert remembered.weights_sha256 == forgotten.weights_sha256
+    uncached = run(recipe, tmp_path / "uncached", engine=engine)
+    assert len([name for name in names if name is not None]) == 9, "three clients in rounds 1, 2 and 3"
+    assert cached.weights_sha256 == uncached.weights_sha256

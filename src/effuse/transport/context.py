@@ -1,4 +1,4 @@
-"""What an engine is made of."""
+"""What an engine is given."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +11,14 @@ from effuse.machines.eager import Eager
 
 
 class EngineContext(NamedTuple):
-    """Everything that a run has before there is a federation."""
+    """Everything that a run has before its federation exists."""
 
     recipe: Recipe  # resolved
     train: Dataset
     machines: list[Eager]
-    workers: int | None  # processes for clients that live here; None: as the devices suggest
+    workers: int | None  # processes for clients of this machine; None: one for each GPU
     folder: Path
-    say: Callable[[str], None]  # tells whoever watches
+    say: Callable[[str], None]  # shows a sentence to the user
 
 
 Engine = Callable[[EngineContext], Federation]

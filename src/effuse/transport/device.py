@@ -1,4 +1,4 @@
-"""Where a run computes."""
+"""The device of a run."""
 
 import torch
 
@@ -6,7 +6,7 @@ from effuse.core.errors import RecipeError
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
+    """The device of that name; `auto` is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):

@@ -1,4 +1,4 @@
-"""Loopback: every client in this process, every message through the wire format; the conformance test of the rest."""
+"""Loopback: every client in this process, every message through the wire format; other engines must give its results."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ from effuse.transport.worker import Receipt
 
 
 class Loopback(InProcess):
-    """Encodes, decodes and measures each message, and gives clients their own copy of the algorithm, as a deployment would."""
+    """Encodes, decodes and measures each message; as in a deployment, clients have their own copy of the algorithm."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,4 +47,4 @@ class Loopback(InProcess):
                 reply = placed(decode(blob, job.returns), self.workbench.machine.device)
                 self._charge("up", client, reply, len(receipt) + len(blob))
             yield client, reply, decode(receipt, Receipt).snapshot
-            del reply, blob  # or they would live on while the next ones are made
+            del reply, blob  # or they would stay in memory while the next ones are made

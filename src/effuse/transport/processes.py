@@ -1,8 +1,8 @@
-"""Worker processes of one machine, one for each GPU: messages cross in the wire format, results are those of one process.
+"""Worker processes of one machine, one for each GPU; messages cross in the wire format, results are those of one process.
 
 The server's program, its workbench and the evaluation stay in this process. A worker gets the recipe as text and loads the
-data itself. Each of its slots has a connection of its own, on which one answer follows one request; one more connection only
-lives as long as this process does, so that no worker outlives it, however it ends.
+data itself. Each of its slots has a connection of its own, on which one answer follows one request. One more connection is
+open as long as this process lives; when it breaks, the worker ends.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from effuse.transport.slots import in_slots
 from effuse.transport.state import Snapshots, frame, unframe
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds that a worker has to end by itself
+PATIENCE = 5.0  # seconds that a worker whose connection broke has to end
 START = "import sys; from effuse.transport.serving import serve; serve(*map(int, sys.argv[1:]))"
 
 
@@ -51,7 +51,7 @@ class Processes(Loopback):
             process.start()
         # one slot of every process, then the next of each: a small cohort is spread over all of them
         slots = [process.slots[i] for i in range(self.slots) for process in self.processes]
-        # the threads here only wait, so that torch's own number of them does not matter
+        # these threads only wait, so torch's number of threads does not matter
         return in_slots(job, clients, slots, [None] * len(slots), threads=1, stop=self.stop)
 
     def stop(self) -> None:
@@ -66,25 +66,21 @@ class Process:
         self.fed, self.number = fed, number
         self.slots: list[Slot] = []
         self._child: subprocess.Popen[bytes] | None = None
-        self._life: socket.socket | None = None
+        self._control: socket.socket | None = None  # the worker ends when it breaks
 
     def start(self) -> None:
-        """Start it, where it is not running; it gets ready while we go on."""
+        """Start it if it is not running, and return before it is ready."""
         if self._child is not None:
             return
         device = self.fed.workbench.machine.device
-        told = {
-            "recipe": self.fed.recipe.saved(),
-            "modules": modules_of(self.fed.recipe),
-            "folder": str(self.fed.folder),
-            "device": device.type,
-        }
-        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + self.fed.slots)))
-        handles = [s.fileno() for s in theirs]
+        recipe, folder = self.fed.recipe, str(self.fed.folder)
+        settings = {"recipe": recipe.saved(), "modules": modules_of(recipe), "folder": folder, "device": device.type}
+        parent_ends, child_ends = zip(*(socket.socketpair() for _ in range(1 + self.fed.slots)))
+        handles = [end.fileno() for end in child_ends]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         if device.type == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = gpu_of(self.number)
-        # a session of its own: Ctrl-C at the terminal is for us, and we end our workers
+        # in a session of its own, Ctrl-C reaches only this process, which then ends its workers
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-c", START, *map(str, handles)],
             pass_fds=handles,
@@ -92,32 +88,35 @@ class Process:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        for end in theirs:
+        for end in child_ends:
             end.close()
-        self._life = ours[0]
-        self.slots = [Slot(self, s) for s in ours[1:]]
-        with contextlib.suppress(OSError):  # a process that is dead already is told at the first request
-            send(self._life, json.dumps(told).encode())
+        self._control = parent_ends[0]
+        self.slots = [Slot(self, end) for end in parent_ends[1:]]
+        with contextlib.suppress(OSError):  # if the process is dead already, the first request reports it
+            send(self._control, json.dumps(settings).encode())
 
     def stop(self) -> None:
-        """End it now; what it was doing is lost, as in a crash."""
+        """Kill it; the work under way is lost, as in a crash."""
         if self._child is None:
             return
         self._child.kill()
         self._child.wait()
-        for connection in (self._life, *(slot.connection for slot in self.slots)):
-            connection.close()  # type: ignore[union-attr]
+        if self._control is not None:
+            self._control.close()
+        for slot in self.slots:
+            slot.connection.close()
 
     def lost(self) -> RunError:
-        """What to say when a connection ends."""
+        """The error for a connection that broke, once the process has ended."""
+        assert self._child is not None, "a slot exists only after the process was started"
         try:
-            code = self._child.wait(PATIENCE)  # type: ignore[union-attr]
+            code = self._child.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             code = 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return RunError(
-            f"round {self.fed.t}: worker process {self.number + 1} of {len(self.fed.processes)} {how}; when there is memory "
-            f"enough for it, `effuse resume {self.fed.folder}` goes on from the last checkpoint"
+            f"round {self.fed.t}: worker process {self.number + 1} of {len(self.fed.processes)} {how}; "
+            f"check that there is enough memory, then `effuse resume {self.fed.folder}` goes on from the last checkpoint"
         )
 
 
@@ -131,7 +130,7 @@ class Slot:
     def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         with span("workers"):
             if not self._ready:
-                self._answer()  # it says that it is ready, or why it cannot be
+                self._answer()  # the first answer says that it is ready, or why it failed
                 self._ready = True
             try:
                 send(self.connection, frame(head, body))
@@ -142,12 +141,12 @@ class Slot:
 
     def _answer(self) -> list[bytes]:
         try:
-            state, told, *rest = unframe(receive(self.connection))
+            state, head, *rest = unframe(receive(self.connection))
         except (OSError, EOFError):
             raise self.process.lost() from None
         if state == FAILED:
-            raise thrown(decode(told, Failure), self.process.number)
-        tally, meter = decode(told, Tally), self.process.fed.workbench.machine.meter
+            raise rebuilt(decode(head, Failure), self.process.number)
+        tally, meter = decode(head, Tally), self.process.fed.workbench.machine.meter
         if tally.images:
             meter.trained(tally.images)
         if tally.evaluations:
@@ -155,24 +154,27 @@ class Slot:
         return rest
 
 
-def thrown(failure: Failure, number: int) -> Exception:
-    """A worker's error as ours."""
+def rebuilt(failure: Failure, number: int) -> Exception:
+    """A worker's error as an error of this process."""
     kind = getattr(errors, failure.kind, None)
-    ours = isinstance(kind, type) and issubclass(kind, EffuseError)
-    error = kind(failure.words) if ours else RuntimeError(f"worker process {number + 1}: {failure.kind}: {failure.words}")
-    error.culprit = failure.culprit
+    error: Exception
+    if isinstance(kind, type) and issubclass(kind, EffuseError):
+        error = kind(failure.words)
+    else:
+        error = RuntimeError(f"worker process {number + 1}: {failure.kind}: {failure.words}")
+    error.__dict__["culprit"] = failure.culprit  # where the command line looks for it
     error.add_note(failure.trace)
     return error
 
 
 def pick_workers(asked: int | None, device: torch.device, clients: int) -> int:
-    """How many worker processes: by default one for each GPU where there are several; 1 is this process alone."""
+    """How many worker processes: by default one for each GPU; 1 means that there is only this process."""
     wanted = asked or (torch.cuda.device_count() if device.type == "cuda" else 1)
     return min(wanted, clients)
 
 
 def slots_each(machines: int, workers: int, device: torch.device) -> int:
-    """Clients at a time in each process: a GPU has its own, the threads of a CPU are divided."""
+    """Clients at a time in each process: all slots of its own GPU, or a part of the CPU's slots."""
     return machines if device.type == "cuda" else math.ceil(machines / workers)
 
 
@@ -184,18 +186,19 @@ def gpu_of(number: int) -> str:
 
 
 def modules_of(recipe: Recipe) -> list[str]:
-    """Modules outside effuse that define what a recipe names; a worker must import them to read it."""
+    """The modules outside effuse that define a recipe's specs; a worker must import them before it reads the recipe."""
     found: dict[str, None] = {}
     queue: list[Any] = [recipe]
     while queue:
         item = queue.pop()
         if isinstance(item, Spec):
-            module = type(item).__module__
+            kind: type = type(item)
+            module = kind.__module__
             if module == "__main__":
                 raise RecipeError(f"{item.name} is defined in the script itself; put it into a module for worker processes")
             if not module.startswith("effuse."):
                 found[module] = None
-            queue += [getattr(item, key) for key in field_hints(type(item))]
+            queue += [getattr(item, key) for key in field_hints(kind)]
         elif isinstance(item, tuple):
             queue += item
     return list(found)

@@ -1,4 +1,4 @@
-"""What would fail after an hour, refused in the first second: `check`, `run` and `evaluate` ask here before they compute."""
+"""Checks of a recipe before anything is computed, so that it fails in the first second and not after an hour."""
 
 import dataclasses
 import os
@@ -37,24 +37,24 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
 
 
 class WithoutPool(Rehearsal):
-    """Sites whose data nobody can put in one place, on shapes."""
+    """A rehearsal of sites whose data cannot be put in one place."""
 
     pool = Federation.pool
 
 
 def refuse_apart(recipe: Recipe, train: Dataset) -> None:
-    """Raise what the algorithm would raise when it begins, which over a network is after all sites have come."""
+    """Raise now what the algorithm's setup would raise over a network, after all sites have connected."""
     fed = WithoutPool(recipe, [Shard.whole(train)] * recipe.clients)
     fed.begin(SETUP_T, 0)
     recipe.algorithm.setup(hollow_model(recipe), fed)
 
 
 def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
-    """A cohort's replies that are held together and exceed the memory; a first federated round on shapes tells their bytes."""
+    """Refuse a reducer that holds a whole cohort's replies if they exceed the memory; a rehearsal counts their bytes."""
     algorithm = recipe.algorithm
-    keys = [getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)]  # type: ignore[arg-type]
-    by = next((key for key in keys if isinstance(key, Reducer) and key.holds), None)
-    if by is None:
+    values = [getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)]
+    reducer = next((value for value in values if isinstance(value, Reducer) and value.holds), None)
+    if reducer is None:
         return
     fed = Rehearsal(recipe, [Shard.whole(train)] * recipe.clients)
     fed.begin(SETUP_T, 0)
@@ -63,10 +63,10 @@ def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
         phase = server.phase
         fed.begin(t, 0)
         server, t = algorithm.round(server, fed), t + 1
-    if fed.held > (there := machine_memory()):
+    if fed.held > (memory := machine_memory()):
         raise RecipeError(
-            f"algorithm.aggregate: {by} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has {there:,} "
-            "bytes of memory; lower algorithm.cohort, or use mean() or clipped(...)"
+            f"algorithm.aggregate: {reducer} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has "
+            f"{memory:,} bytes of memory; lower algorithm.cohort, or use mean() or clipped(...)"
         )
 
 
@@ -76,17 +76,17 @@ def machine_memory() -> int:
 
 
 def refuse_model(recipe: Recipe, train: Dataset) -> None:
-    """A network that was fixed for images other than the data's; more classes than the data shows are fine."""
-    ours, theirs = recipe.model.shape, train.shape
-    wrong = [key for key in ("side", "channels") if getattr(ours, key) != getattr(theirs, key)]
-    wrong += ["classes"] if ours.classes < theirs.classes else []
+    """Refuse a network for other images than the data's; it may have more classes than the data."""
+    model, data = recipe.model.shape, train.shape
+    wrong = [key for key in ("side", "channels") if getattr(model, key) != getattr(data, key)]
+    wrong += ["classes"] if model.classes < data.classes else []
     for key in wrong:
-        found = getattr(theirs, key)
-        raise RecipeError(f"model.{key}: {getattr(ours, key)}, but the data has {found}; leave it out or transform the data")
+        value, found = getattr(model, key), getattr(data, key)
+        raise RecipeError(f"model.{key}: {value}, but the data has {found}; leave it out or transform the data")
 
 
 def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
-    """A sampler or metrics that the task, the model or the data cannot serve."""
+    """Refuse a sampler or metrics that do not fit the task, the model or the data."""
     conditional = recipe.model.conditional
     for sampler in (*samplers_in(recipe.sampler), *samplers_in(recipe.algorithm)):  # an algorithm may draw images too
         sampler.ready(recipe.task, conditional)
@@ -131,13 +131,13 @@ def samplers_in(value: object) -> Iterator[Sampler]:
 
 
 def hollow_model(recipe: Recipe) -> Model:
-    """The initial model as shapes."""
+    """The initial model, on shapes."""
     with torch.device("meta"):
         return recipe.model.initial(Stream(("rehearsal",)))
 
 
 def try_step(recipe: Recipe, model: Model) -> None:
-    """One forward pass on shapes: a task that does not fit its network fails here and not after an hour."""
+    """Do one forward pass on shapes, and refuse a task that does not fit its network."""
     shape = model.arch.shape
     image = torch.Size((shape.channels, shape.side, shape.side))
     labels = torch.zeros(2, dtype=torch.int64)

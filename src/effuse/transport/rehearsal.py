@@ -1,4 +1,4 @@
-"""The rehearsal: the algorithm's own server program on shapes instead of numbers, so its traffic is exact."""
+"""The rehearsal: the algorithm's server program on shapes instead of numbers, so that its traffic is exact."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from effuse.core.federation import Order
 from effuse.core.recipe import Recipe
 from effuse.machines.hollow import Hollow
 from effuse.transport.simulator import InProcess
-from effuse.transport.state import Remembered
+from effuse.transport.state import MemorySnapshots
 
 
 class Rehearsal(InProcess):
@@ -20,8 +20,8 @@ class Rehearsal(InProcess):
 
     def __init__(self, recipe: Recipe, shards: Sequence[Shard]) -> None:
         self.machine = Hollow()
-        kept: dict[int, Remembered] = defaultdict(Remembered)
-        super().__init__(recipe, shards, self.machine, snapshots=kept.__getitem__)
+        snapshots: dict[int, MemorySnapshots] = defaultdict(MemorySnapshots)
+        super().__init__(recipe, shards, self.machine, snapshots=snapshots.__getitem__)
 
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]

@@ -1,4 +1,4 @@
-"""A worker process's own side: it carries out what its parent sends, and ends with it."""
+"""A worker process's side: it carries out the orders that its parent sends, and ends with its parent."""
 
 import contextlib
 import importlib
@@ -29,7 +29,7 @@ DONE, FAILED = b"done", b"failed"
 
 @message(name="worker.counts")
 class Tally:
-    """Work that a process has done since it last told."""
+    """The work of a process since its last report."""
 
     images: int
     evaluations: int
@@ -37,35 +37,35 @@ class Tally:
 
 @message(name="worker.failure")
 class Failure:
-    """An error as it crosses: the name of its kind, its sentence, and where it came from, for a sentence and in full."""
+    """An error on its way to the parent."""
 
-    kind: str
+    kind: str  # the name of its class
     words: str
-    culprit: str
+    culprit: str  # the lines of the user's files that it came from
     trace: str
 
 
 def serve(life: int, *slots: int) -> None:
-    """A worker process: from its parent's first words to the end of its parent."""
+    """Run a worker process until its parent ends; the arguments are file descriptors of its sockets."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=life)
     try:
-        told = json.loads(receive(control))
+        settings = json.loads(receive(control))
     except (OSError, EOFError):
-        return  # the parent is gone before it said anything
+        return  # the parent ended before it sent the settings
     threading.Thread(target=_end_with, args=(control,), daemon=True).start()
     connections = [socket.socket(fileno=s) for s in slots]
     try:
-        for module in told["modules"]:
+        for module in settings["modules"]:
             importlib.import_module(module)
-        places, threads = _places(told, len(slots))
+        workers, threads = _workers(settings, len(slots))
     except Exception as error:
         for connection in connections:
             send(connection, failed(error))
         raise SystemExit(1) from None
     served = [
-        threading.Thread(target=_serve_slot, args=(*place, connection, threads), daemon=True)
-        for place, connection in zip(places, connections)
+        threading.Thread(target=_serve_slot, args=(*worker, connection, threads), daemon=True)
+        for worker, connection in zip(workers, connections)
     ]
     for thread in served:
         thread.start()
@@ -73,9 +73,11 @@ def serve(life: int, *slots: int) -> None:
         thread.join()
 
 
-def _places(told: dict[str, Any], slots: int) -> tuple[list[tuple[Worker, torch.cuda.Stream | None, "UnreportedWork"]], int]:
+def _workers(
+    settings: dict[str, Any], slots: int
+) -> tuple[list[tuple[Worker, torch.cuda.Stream | None, "UnreportedWork"]], int]:
     """A worker for each slot, and torch's number of threads in each."""
-    recipe, device = Recipe.restore(told["recipe"]), torch.device(told["device"])
+    recipe, device = Recipe.restore(settings["recipe"]), torch.device(settings["device"])
     torch.set_num_threads(recipe.threads)
     train = recipe.data.load("train").to(device)
     shards = recipe.shards(train)
@@ -86,13 +88,13 @@ def _places(told: dict[str, Any], slots: int) -> tuple[list[tuple[Worker, torch.
         def client(k: int) -> Client:
             return Client(machine, recipe.task, recipe.rounds, k, shards[k])
 
-        return Worker(recipe.algorithm, recipe.seed, client, on_disk(Path(told["folder"])), recipe.wire)
+        return Worker(recipe.algorithm, recipe.seed, client, on_disk(Path(settings["folder"])), recipe.wire)
 
     return [(worker(m), m.stream, meter) for m in machines[:slots]], machines[0].threads or recipe.threads
 
 
 class UnreportedWork:
-    """What of a meter has been told already."""
+    """The part of a meter that the parent has not been told of."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter, self.lock = meter, threading.Lock()
@@ -100,16 +102,16 @@ class UnreportedWork:
 
     def tally(self) -> Tally:
         with self.lock:
-            news = Tally(self.meter.images - self.images, self.meter.evaluations - self.evaluations)
-            self.images, self.evaluations = self.images + news.images, self.evaluations + news.evaluations
-            return news
+            new = Tally(self.meter.images - self.images, self.meter.evaluations - self.evaluations)
+            self.images, self.evaluations = self.images + new.images, self.evaluations + new.evaluations
+            return new
 
 
 def _serve_slot(
     worker: Worker, stream: torch.cuda.Stream | None, meter: "UnreportedWork", connection: socket.socket, threads: int
 ) -> None:
     torch.set_num_threads(threads)
-    with contextlib.suppress(OSError, EOFError), torch.cuda.stream(stream):  # its other end is gone: so are we
+    with contextlib.suppress(OSError, EOFError), torch.cuda.stream(stream):  # the parent has closed it
         send(connection, frame(DONE, encode(Tally(0, 0), Tally)))
         while True:
             request = receive(connection)
@@ -128,7 +130,7 @@ def failed(error: Exception) -> bytes:
 
 
 def _end_with(control: socket.socket) -> None:
-    """End this process when its parent is gone, whatever it is doing."""
+    """End this process at once when its parent has ended."""
     with contextlib.suppress(OSError):
         control.recv(1)
     os._exit(0)

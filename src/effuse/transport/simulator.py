@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class InProcess(Federation):
-    """A federation whose clients live here; engines differ in what a message goes through."""
+    """A federation whose clients are on this machine; its subclasses differ in what a message goes through."""
 
     def __init__(
         self, recipe: Recipe, shards: Sequence[Shard], *machines: Machine, snapshots: Callable[[int], Snapshots]
@@ -34,7 +34,7 @@ class InProcess(Federation):
         bench = Workbench(machines[0], recipe.task, recipe.rounds)
         super().__init__(recipe.algorithm, range(len(shards)), bench, recipe.seed, recipe.wire)
         self.shards = list(shards)
-        # one worker per machine: several clients may be at work at a time
+        # one worker per machine, so that several clients can work at a time
         self.workers = [
             Worker(recipe.algorithm, recipe.seed, self._clients(machine), snapshots, recipe.wire) for machine in machines
         ]
@@ -43,11 +43,11 @@ class InProcess(Federation):
         self.at_a_time = len(machines)
 
     def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
-        """Do a job for every client on some worker, several at a time where there are several."""
+        """Do a job for every client, several at a time where there are several workers."""
         return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
 
     def stop(self) -> None:
-        self.workbench.machine.meter.stopped = True  # a fit that nobody waits for ends at its next step
+        self.workbench.machine.meter.stopped = True  # fits under way end at their next step
 
     def _clients(self, machine: Machine) -> Callable[[int], Client]:
         def client(k: int) -> Client:
@@ -63,16 +63,16 @@ class InProcess(Federation):
                 self.worker.snapshots(client).settle(name)
 
     def pool(self) -> Shard:
-        # in the data set's own order, so that the pool does not depend on how it was dealt out
+        # in the data set's order, so that the pool does not depend on the partition
         return Shard(self.shards[0].dataset, torch.cat([s.rows for s in self.shards]).sort().values)
 
 
 class Simulator(InProcess):
-    """Hands messages over as they are, and watches that nobody writes on them."""
+    """Passes messages on as they are, and checks that no job writes on them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._proven: dict[str, bool] = defaultdict(bool)  # jobs whose first run left every byte alone
+        self._proven: dict[str, bool] = defaultdict(bool)  # jobs whose first run changed no byte of their message
 
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
@@ -105,9 +105,9 @@ class Simulator(InProcess):
         for client, (reply, snapshot) in self._each(one, list(orders)):
             self._charge("up", client, reply)
             yield client, reply, snapshot
-            del reply  # or it would live on while the next one is made
+            del reply  # or it would stay in memory while the next one is made
 
 
 def on_disk(run: Path) -> Callable[[int], Snapshots]:
-    """Where each client of a run keeps its state; only what a checkpoint names must have reached the disk."""
+    """Each client's folder of states; they need not reach the disk before a checkpoint names them."""
     return lambda client: Snapshots(run / "clients" / str(client), wait=False)

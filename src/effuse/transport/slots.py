@@ -1,4 +1,4 @@
-"""Several clients at a time on one GPU or CPU, each in a thread of its own; their answers still come in cohort order."""
+"""Several clients at a time on one GPU or CPU, each in a thread of its own; answers come in cohort order."""
 
 import queue
 from collections import deque
@@ -13,7 +13,7 @@ from effuse.transport.write_guard import tensors_in
 
 Worker = TypeVar("Worker")
 T = TypeVar("T")
-AHEAD = 2  # answers that may wait for each worker: a worker need not rest while a slower one before it is at work
+AHEAD = 2  # answers that may wait for each worker, so that no worker is idle while a slower one is at work
 
 
 def in_slots(
@@ -26,8 +26,8 @@ def in_slots(
 ) -> Iterator[tuple[int, T]]:
     """Do a job for every client, at most one at a time on each worker; a round holds AHEAD answers a worker.
 
-    Workers of a GPU have a stream each, those of a CPU so many `threads` of torch each. When it goes wrong, or nobody wants the
-    answers any more, `stop` tells those at work.
+    Workers of a GPU have a stream each; those of a CPU have that number of torch's `threads` each. `stop` is called, to stop
+    the workers, when a job fails or the caller takes no more answers.
     """
     if len(workers) == 1:
         for client in clients:
@@ -36,26 +36,26 @@ def in_slots(
     free: queue.SimpleQueue[tuple[Worker, torch.cuda.Stream | None]] = queue.SimpleQueue()
     for slot in zip(workers, streams):
         free.put(slot)
-    main = torch.cuda.current_stream() if streams[0] is not None else None
+    servers = torch.cuda.current_stream() if streams[0] is not None else None
 
     def one(client: int) -> T:
         worker, stream = free.get()
         try:
-            if stream is None:
+            if stream is None or servers is None:
                 return job(worker, client)
             with torch.cuda.stream(stream):
-                stream.wait_stream(main)
-                done = job(worker, client)
+                stream.wait_stream(servers)
+                answer = job(worker, client)
                 stream.synchronize()
-                # the server reads the answer on its own stream: let go of, it must not be another client's before that
-                for tensor in tensors_in(done):
+                # the server reads the answer on its own stream; before that, its memory must not be given to another client
+                for tensor in tensors_in(answer):
                     if tensor.is_cuda:
-                        tensor.record_stream(main)
-                return done
+                        tensor.record_stream(servers)
+                return answer
         finally:
             free.put((worker, stream))
 
-    begin = (lambda: None) if threads is None else lambda: torch.set_num_threads(threads)  # the number is each thread's own
+    begin = (lambda: None) if threads is None else lambda: torch.set_num_threads(threads)  # a setting of each thread
     pool = ThreadPoolExecutor(len(workers), initializer=begin)
     left, waiting = deque(clients), deque[tuple[int, Future[T]]]()
     try:
@@ -67,7 +67,7 @@ def in_slots(
             with span(WAITING):
                 answer = future.result()
             yield client, answer
-            del answer, future  # or they would live on while the next one is waited for
+            del answer, future  # or they would stay in memory while the next one is made
     except BaseException:
         stop()
         raise

@@ -13,24 +13,24 @@ from effuse.core.params import Buffers, Params
 from effuse.core.visit import each_params
 from effuse.core.wire import decode, encode, marks_in
 
-FORMAT = "2"  # of checkpoints and client states; raised when this version can no longer read what another saved
+FORMAT = "2"  # of checkpoints and client states; raised when this version cannot read what older ones saved
 MARKS = {"format": FORMAT, "version": effuse.__version__}  # in the header of both
 KINDS: dict[str, Any] = {"params": Params, "buffers": Buffers, "tensor": Tensor, "scalar": bool | int | float | str | None}
 
 
 def saved_by_another(blob: bytes, what: object) -> str | None:
-    """Why a checkpoint or a client state cannot be read, as far as its header tells; None where it can."""
+    """Why a checkpoint or a client state cannot be read, by its header; None where it can."""
     marks = marks_in(blob)
     if marks.get("format") == FORMAT:
         return None
     return (
-        f"{what} was saved by effuse {marks.get('version', '0.1.0 or older')}, and this is effuse {effuse.__version__}, which "
-        "cannot read it; use that version for this run, or start a new one"
+        f"{what} was saved by effuse {marks.get('version', '0.1.0 or older')}, and this is effuse {effuse.__version__}, "
+        "which cannot read it; use that version for this run, or start a new one"
     )
 
 
 def kind_of(value: Any, where: str) -> str:
-    """The closed kind of a state value."""
+    """The kind of a state value; only these kinds can be saved."""
     if is_message(type(value)):
         return message_name(type(value))
     for kind, types in (("buffers", Buffers), ("params", Params), ("tensor", Tensor)):
@@ -42,7 +42,7 @@ def kind_of(value: Any, where: str) -> str:
 
 
 class Snapshots:
-    """One client's snapshots in a folder of its own, on disk when written, or when `settle` says so."""
+    """One client's snapshots in a folder of its own; they reach the disk when written, or with `wait=False` by `settle`."""
 
     on_disk = True
 
@@ -50,7 +50,7 @@ class Snapshots:
         self.folder, self.wait = folder, wait
 
     def read(self, name: str | None) -> dict[str, Any]:
-        """The state of that snapshot; None is the empty state of a client that has none yet."""
+        """The state of that snapshot; the name of a client without a snapshot is None, and its state is empty."""
         if name is None:
             return {}
         path = self._path(name)
@@ -72,13 +72,13 @@ class Snapshots:
         write_atomically(self._path(name), pack_state(state), self.wait)
 
     def settle(self, name: str) -> None:
-        """Wait until that snapshot would outlive a power cut."""
+        """Wait until the disk holds that snapshot, so that it survives a power cut."""
         with writing(self.folder):
             sync_file(self._path(name))
             sync_file(self.folder)
 
     def prune(self, keep: set[str | None]) -> None:
-        """Drop snapshots that neither the server's last word nor its last checkpoint names."""
+        """Delete all other snapshots."""
         if self.folder.is_dir():
             for path in self.folder.glob("*.state"):
                 if path.stem not in keep:
@@ -90,24 +90,24 @@ class Snapshots:
         return self.folder / f"{name}.state"
 
 
-class Remembered(Snapshots):
+class MemorySnapshots(Snapshots):
     """Snapshots in memory, for the rehearsal."""
 
     on_disk = False
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[str, Any]] = {}
-        self.nbytes = 0  # what the newest snapshot would take on disk, less a header
+        self._states: dict[str, dict[str, Any]] = {}
+        self.nbytes = 0  # of the newest snapshot on disk, without its header
 
     def read(self, name: str | None) -> dict[str, Any]:
-        return {} if name is None else dict(self._kept[name])
+        return {} if name is None else dict(self._states[name])
 
     def write(self, name: str, state: dict[str, Any]) -> None:
-        self._kept[name] = dict(state)
+        self._states[name] = dict(state)
         self.nbytes = bytes_in(list(state.values()))
 
     def prune(self, keep: set[str | None]) -> None:
-        self._kept = {k: v for k, v in self._kept.items() if k in keep}
+        self._states = {k: v for k, v in self._states.items() if k in keep}
 
 
 def bytes_in(value: Any) -> int:
@@ -139,12 +139,12 @@ def frame(*blobs: bytes) -> bytes:
     return b"".join(part for blob in blobs for part in (len(blob).to_bytes(8, "little"), blob))
 
 
-def unframe(blob: bytes) -> list[bytes]:
+def unframe(blob: bytes | bytearray) -> list[bytes]:
     view, parts, at = memoryview(blob), [], 0
     while at < len(view):
         size = int.from_bytes(view[at : at + 8], "little")
         if at + 8 + size > len(view):
-            raise WireError(f"a message is cut off: {size} bytes announced, {len(view) - at - 8} there")
+            raise WireError(f"a message is cut off: {size} bytes announced, {len(view) - at - 8} received")
         parts.append(bytes(view[at + 8 : at + 8 + size]))
         at += 8 + size
     return parts

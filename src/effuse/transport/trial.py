@@ -1,4 +1,4 @@
-"""Whether clients may work side by side on one GPU: they must give the bits of one alone, and there must be room for them."""
+"""How many clients may work side by side on one GPU: as many as fit into its memory and give the bits of one alone."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,9 +18,11 @@ STEPS = 20  # of a trial
 SPARE = 0.8  # of the free memory that recordings may take
 
 
-def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Callable[[str], None]) -> list[M]:
-    """As many of a GPU's machines as may be at work at a time, by a trial of a plain step of the recipe's first solver: what an
-    algorithm adds to it is not tried."""
+def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, report: Callable[[str], None]) -> list[M]:
+    """As many of a GPU's machines as may work at a time.
+
+    The trial is a plain step of the recipe's first solver, without what an algorithm adds to it.
+    """
     solvers = recipe.algorithm.solvers()
     if len(machines) == 1 or machines[0].stream is None or not solvers:
         return list(machines)
@@ -30,8 +32,10 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Ca
 
     def trial(machine: M, owner: int) -> str:
         net = machine.load(model, owner)
-        options = {"lr": solver.lr, "stream": Stream(("trial",)), "place": 0, "where": "trial"}
-        machine.fit(net, Work(solver=solver, task=recipe.task, shard=shard, **options))
+        work = Work(
+            solver=solver, task=recipe.task, shard=shard, lr=solver.lr, stream=Stream(("trial",)), place=0, where="trial"
+        )
+        machine.fit(net, work)
         digest = machine.values(net)[0].digest()
         machine.release(owner)
         return digest
@@ -40,36 +44,40 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, tell: Ca
     counted = meter.images
     try:
         device = machines[0].device
-        # what is free is everybody's, and another process may take some at any moment; what a recording takes is ours
+        # free memory is the GPU's, and other processes may take some at any moment; reserved memory is this process's
         memory = (lambda: torch.cuda.mem_get_info(device)[0], lambda: torch.cuda.memory_reserved(device))
-        return settled(machines, trial, tell, *memory)
+        return select_machines(machines, trial, report, *memory)
     finally:
-        meter.images = counted  # nobody asked for this work
+        meter.images = counted  # the trial is no part of the run
 
 
-def settled(
+def select_machines(
     machines: Sequence[M],
     trial: Callable[[M, int], str],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     free: Callable[[], int],
-    held: Callable[[], int],
+    reserved: Callable[[], int],
 ) -> list[M]:
-    """The most machines that fit, if all at once they repeat what one does alone; whether that is faster is not asked: on a GPU with
-    other work to do, a stopwatch tells of that."""
-    before = held()
+    """As many machines as fit into memory, if they give the same bits together as one alone; otherwise one.
+
+    They are not timed: on a GPU with other work, times would depend on that.
+    """
+    before = reserved()
     alone = trial(machines[0], 0)
-    taken = max(1, held() - before)
+    taken = max(1, reserved() - before)
     if trial(machines[0], 0) != alone:
-        tell("a recorded step does not repeat itself here, so clients go one at a time")
+        report("a recorded step does not repeat its bits here, so clients work one at a time")
         return list(machines[:1])
-    # a machine may come to hold another recording: of a second loss, or of the sampler
+    # twice: a machine may later hold a second recording, of another loss or of the sampler
     n = max(1, min(len(machines), int((SPARE * free() + taken) // (2 * taken))))
     if n < len(machines):
-        tell(f"the GPU has memory left for {n} client{'s' * (n > 1)} at a time, of the {len(machines)} that it could serve")
-    some = machines[:n]
-    streams = [machine.stream for machine in some]
-    for _ in range(2 if n > 1 else 0):  # at first each records; the second time they really run together
-        if {digest for _, digest in in_slots(trial, range(n), some, streams, threads=some[0].threads)} != {alone}:
-            tell(f"{n} clients at a time would disturb each other here, so they go one at a time")
+        report(
+            f"the GPU has memory left for {n} client{'s' * (n > 1)} at a time, of the {len(machines)} that it could serve"
+        )
+    selected = machines[:n]
+    streams = [machine.stream for machine in selected]
+    for _ in range(2 if n > 1 else 0):  # the first time each records its step; the second time all replay at once
+        if {digest for _, digest in in_slots(trial, range(n), selected, streams, threads=selected[0].threads)} != {alone}:
+            report(f"{n} clients at a time would change each other's results here, so they work one at a time")
             return list(machines[:1])
-    return list(some)
+    return list(selected)

@@ -1,4 +1,4 @@
-"""The client's side of every engine: it carries out orders where the data is."""
+"""The client's side of every engine: it carries out orders on the machine that holds the data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,21 +17,21 @@ from effuse.transport.write_guard import WriteGuard
 
 @message(name="receipt")
 class Receipt:
-    """What goes with every reply."""
+    """The head of every reply: whose it is, and the snapshot of the client's state after the job."""
 
     client: int
     snapshot: str | None
 
 
 class StateCache:
-    """The states that clients last began with or ended in, so that what did not change is not read from disk again.
+    """The last state of each client, so that it is not read from disk again.
 
-    A state is found by the name of its snapshot. It is copied on its way in and out: a job's tensors are the job's own.
+    A state is found by the name of its snapshot. It is copied on its way in and out, so that a job cannot change it.
     """
 
     def __init__(self, limit: int = 256 << 20) -> None:
         self.limit = limit  # bytes of all states together
-        self._states: dict[int, tuple[str, dict[str, Any], int]] = {}  # the one used last comes last
+        self._states: dict[int, tuple[str, dict[str, Any], int]] = {}  # in the order of last use
 
     def get(self, client: int, name: str | None) -> dict[str, Any] | None:
         found = self._states.get(client)
@@ -51,7 +51,7 @@ class StateCache:
 
 
 class Worker:
-    """Runs jobs for the clients that live here."""
+    """Runs jobs for the clients of this machine."""
 
     def __init__(
         self,
@@ -73,17 +73,17 @@ class Worker:
     def perform(self, order: Order, arguments: Any) -> tuple[Any, str | None]:
         """Do one job from the state that the order names; returns the reply and the snapshot of the state after it."""
         job = job_of(self.algorithm, order.job)
-        client, kept = self.client(order.client), self.snapshots(order.client)
+        client, snapshots = self.client(order.client), self.snapshots(order.client)
         with span("checkpoint"):
-            before = self._recent.get(order.client, order.base) if kept.on_disk else None
+            before = self._recent.get(order.client, order.base) if snapshots.on_disk else None
             if before is None:
-                before = placed(kept.read(order.base), client.machine.device)
-                self._remember(order.client, order.base, before, kept)
+                before = placed(snapshots.read(order.base), client.machine.device)
+                self._remember(order.client, order.base, before, snapshots)
         client.state = dict(before)
         client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
         try:
-            watch = WriteGuard(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")
-            with span("client"), watch:
+            guard = WriteGuard(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")
+            with span("client"), guard:
                 reply = getattr(self.algorithm, job.name)(client, **fields_of(arguments))
         finally:
             client.end()
@@ -91,22 +91,22 @@ class Worker:
         if client.state.keys() != before.keys() or any(client.state[k] is not before[k] for k in before):
             name = f"{order.t}_{order.call}"
             with span("checkpoint"):
-                kept.write(name, client.state)
-                self._remember(order.client, name, client.state, kept)
-        # only now: an order that names a state we do not have must cost us nothing
-        kept.prune({order.base, order.durable, name})
+                snapshots.write(name, client.state)
+                self._remember(order.client, name, client.state, snapshots)
+        # at the end, so that an order that names a missing snapshot deletes none
+        snapshots.prune({order.base, order.durable, name})
         return reply, name
 
-    def _remember(self, client: int, name: str | None, state: dict[str, Any], kept: Snapshots) -> None:
-        if kept.on_disk:
+    def _remember(self, client: int, name: str | None, state: dict[str, Any], snapshots: Snapshots) -> None:
+        if snapshots.on_disk:
             self._recent.put(client, name, state)
 
     def handle(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """The same through the wire format: an order and its arguments in, a receipt and its reply out."""
+        """The same in the wire format: takes an order and its arguments, returns a receipt and the reply."""
         with span("wire"):
             order = decode(head, Order)
             job = job_of(self.algorithm, order.job)
-            device = self.client(order.client).machine.device  # an order for another client is not even read
+            device = self.client(order.client).machine.device  # fails before the body of another client's order is read
             arguments = placed(decode(body, job.arguments), device)
         reply, snapshot = self.perform(order, arguments)
         with span("wire"):

@@ -1,4 +1,4 @@
-"""Catching code that writes on what it was only lent."""
+"""Detecting code that changes tensors in place that are not its own."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from effuse.core.visit import each_params
 
 
 class WriteGuard:
-    """Catches code that writes on what it was only lent: tensor versions every time, bytes when `thorough`."""
+    """Raises if the code within changed a message in place: found by the tensors' versions, if `thorough` by their bytes."""
 
     def __init__(self, message: Any, who: str, what: str, thorough: bool = False) -> None:
         self.message, self.who, self.what, self.thorough = message, who, what, thorough

@@ -1,4 +1,4 @@
-"""What effuse needs of Flower: when a newer flwr changes, this says in one sentence what broke."""
+"""The parts of Flower that effuse calls: when a newer flwr changes one, a test says in one sentence which."""
 
 import importlib
 import importlib.metadata
@@ -17,76 +17,44 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import RunError
 from effuse.transport import flower
-from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
+from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.messages import ANSWER, ORDER, UNDELIVERED, Packet
 
 ROOT = Path(__file__).parents[3] / "src" / "effuse"
 
-# what is called, with the arguments that are given by name or in this order
+# what is called, and its arguments: by name, or `-` for one that is given by position
 CALLS = {
-    "flwr.supercore.protobuf.client:ProtobufClient.from_server_address": [
-        "server_address",
-        "insecure",
-        "root_certificates",
-        "interceptors",
-    ],
-    "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": ["component_name"],
-    "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": ["token"],
-    "flwr.supercore.interceptors:SuperExecAuthHttpInterceptor": ["master_secret", "protected_methods"],
-    "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor": ["private_key", "public_key"],
-    "flwr.supercore.inflatable.inflatable_utils:pull_objects": [
-        "object_ids",
-        "pull_object_fn",
-        "max_time",
-        "max_tries_per_object",
-        "initial_backoff",
-        "backoff_cap",
-    ],
-    "flwr.supercore.inflatable.inflatable_utils:push_objects": ["objects", "push_object_fn", "object_ids_to_push"],
-    "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": ["object_id", "object_contents"],
-    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_pull_object_fn_protobuf": [None, "node", "run_id"],
-    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_push_object_fn_protobuf": [
-        None,
-        "node",
-        "run_id",
-        "session_id",
-    ],
-    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_confirm_message_received_fn_protobuf": [
-        None,
-        "node",
-        "run_id",
-    ],
-    "flwr.supercore.fab:Fab": ["hash_str", "content", "verifications"],
-    "flwr.cli.build:build_fab_from_files": ["files"],
-    "flwr.common.serde:fab_to_proto": ["fab"],
-    "flwr.common.serde:message_to_proto": ["message"],
-    "flwr.common.serde:message_from_proto": ["message_proto"],
+    "flwr.supercore.protobuf.client:ProtobufClient.from_server_address": (
+        "server_address insecure root_certificates interceptors"
+    ),
+    "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
+    "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": "token",
+    "flwr.supercore.interceptors:SuperExecAuthHttpInterceptor": "master_secret protected_methods",
+    "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor": "private_key public_key",
+    "flwr.supercore.inflatable.inflatable_utils:pull_objects": (
+        "object_ids pull_object_fn max_time max_tries_per_object initial_backoff backoff_cap"
+    ),
+    "flwr.supercore.inflatable.inflatable_utils:push_objects": "objects push_object_fn object_ids_to_push",
+    "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": "object_id object_contents",
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_pull_object_fn_protobuf": "- node run_id",
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_push_object_fn_protobuf": "- node run_id session_id",
+    "flwr.supercore.inflatable.inflatable_protobuf_utils:make_confirm_message_received_fn_protobuf": "- node run_id",
+    "flwr.supercore.fab:Fab": "hash_str content verifications",
+    "flwr.cli.build:build_fab_from_files": "files",
+    "flwr.common.serde:fab_to_proto": "fab",
+    "flwr.common.serde:message_to_proto": "message",
+    "flwr.common.serde:message_from_proto": "message_proto",
 }
 METHODS = {
-    "flwr.supernode.fleet_http_client:FleetHttpClient": [
-        "RegisterNode",
-        "ActivateNode",
-        "DeactivateNode",
-        "SendNodeHeartbeat",
-        "PullMessages",
-        "PushMessages",
-        "PullObject",
-        "PushObject",
-        "ConfirmMessageReceived",
-    ],
-    "flwr.supercore.runtime:RuntimeHttpClient": [
-        "AcquireTask",
-        "PullTaskInput",
-        "PushTaskOutput",
-        "SendTaskHeartbeat",
-        "GetNodes",
-        "PullMessages",
-        "PushMessages",
-        "PullObject",
-        "PushObject",
-        "ConfirmMessageReceived",
-    ],
-    "flwr.supercore.control:ControlHttpClient": ["StartRun", "RegisterNode"],
+    "flwr.supernode.fleet_http_client:FleetHttpClient": (
+        "RegisterNode ActivateNode DeactivateNode SendNodeHeartbeat PullMessages PushMessages PullObject "
+        "PushObject ConfirmMessageReceived"
+    ),
+    "flwr.supercore.runtime:RuntimeHttpClient": (
+        "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat GetNodes PullMessages PushMessages "
+        "PullObject PushObject ConfirmMessageReceived"
+    ),
+    "flwr.supercore.control:ControlHttpClient": "StartRun RegisterNode",
 }
 FIELDS = {
     control_pb2.StartRunRequest: ["fab"],
@@ -113,21 +81,13 @@ FIELDS = {
     heartbeat_pb2.SendNodeHeartbeatRequest: ["node", "heartbeat_interval"],
     heartbeat_pb2.SendNodeHeartbeatResponse: ["success"],
 }
-FLAGS = [
-    "--insecure",
-    "--host",
-    "--port",
-    "--isolation",
-    "--superexec-auth-secret-file",
-    "--enable-supernode-auth",
-    "--disable-runtime-dependency-installation",
-    "--ssl-ca-certfile",
-    "--ssl-certfile",
-    "--ssl-keyfile",
-]
+FLAGS = (
+    "--insecure --host --port --isolation --superexec-auth-secret-file --enable-supernode-auth "
+    "--disable-runtime-dependency-installation --ssl-ca-certfile --ssl-certfile --ssl-keyfile"
+)
 
 
-def found(place: str):
+def imported(place: str):
     module, _, path = place.partition(":")
     try:
         value = importlib.import_module(module)
@@ -139,19 +99,19 @@ def found(place: str):
 
 
 @pytest.mark.parametrize("place", CALLS)
-def test_what_is_called_takes_what_it_is_given(place):
-    parameters = inspect.signature(found(place)).parameters
-    for i, name in enumerate(CALLS[place]):
-        if name is not None and name not in parameters:
+def test_functions_take_their_arguments(place):
+    parameters = inspect.signature(imported(place)).parameters
+    for i, name in enumerate(CALLS[place].split()):
+        if name != "-" and name not in parameters:
             pytest.fail(f"flwr {flwr.__version__}: {place} takes no '{name}' any more", pytrace=False)
-        if name is None and i >= len(parameters):
+        if name == "-" and i >= len(parameters):
             pytest.fail(f"flwr {flwr.__version__}: {place} takes only {len(parameters)} arguments", pytrace=False)
 
 
 @pytest.mark.parametrize("place", METHODS)
-def test_clients_have_their_calls(place):
-    for name in METHODS[place]:
-        found(f"{place}.{name}")
+def test_clients_have_their_methods(place):
+    for name in METHODS[place].split():
+        imported(f"{place}.{name}")
 
 
 @pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.DESCRIPTOR.name)
@@ -163,18 +123,18 @@ def test_requests_have_their_fields(kind):
 
 def test_the_superlink_takes_its_flags():
     tool = Path(sys.executable).parent / "flower-superlink"
-    told = subprocess.run([str(tool), "--help"], capture_output=True, text=True, timeout=60).stdout
-    missing = [flag for flag in FLAGS if flag not in told]
-    if missing or "process" not in told:
+    help_page = subprocess.run([str(tool), "--help"], capture_output=True, text=True, timeout=60).stdout
+    missing = [flag for flag in FLAGS.split() if flag not in help_page]
+    if missing or "process" not in help_page:
         pytest.fail(
             f"flwr {flwr.__version__}: flower-superlink takes no '{(missing or ['--isolation process'])[0]}'", pytrace=False
         )
 
 
-def test_a_key_that_nobody_knows_is_told_from_one_that_is_in_use():
-    """ActivateNode fails alike for both (2004); with an interval that is none (2003), it still looks for the key first."""
-    activate = found("flwr.superlink.servicer.fleet.fleet_handlers:activate_node")
-    codes = found("flwr.supercore.error:ApiErrorCode")
+def test_an_unknown_key_can_be_told_from_one_in_use():
+    """ActivateNode fails with 2004 for both. Without an interval it fails with 2003, but with 2004 if the key is unknown."""
+    activate = imported("flwr.superlink.servicer.fleet.fleet_handlers:activate_node")
+    codes = imported("flwr.supercore.error:ApiErrorCode")
 
     class State:
         def __init__(self, node) -> None:
@@ -192,13 +152,13 @@ def test_a_key_that_nobody_knows_is_told_from_one_that_is_in_use():
         (5, 10.0, codes.FLEET_NODE_ACTIVATION_FAILED),
         (5, 0.0, codes.FLEET_INVALID_HEARTBEAT_INTERVAL),
     ):
-        with pytest.raises(found("flwr.supercore.error:FlowerError")) as caught:
+        with pytest.raises(imported("flwr.supercore.error:FlowerError")) as caught:
             activate(fleet_pb2.ActivateNodeRequest(public_key=b"key", heartbeat_interval=interval), State(node))
         assert caught.value.code == code and caught.value.to_json("")["code"] == code
 
 
 class Store:
-    """Both ends of a connection: what is pushed here is pulled from here."""
+    """Both ends of a connection: what is pushed can be pulled."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -220,8 +180,8 @@ class Store:
     def PullObject(self, request):
         from flwr.proto.message_pb2 import PullObjectResponse
 
-        there = request.object_id in self.objects
-        return PullObjectResponse(object_found=there, object_available=there, object_content=self.objects[request.object_id])
+        known, content = request.object_id in self.objects, self.objects[request.object_id]
+        return PullObjectResponse(object_found=known, object_available=known, object_content=content)
 
     def ConfirmMessageReceived(self, request):
         from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse
@@ -236,47 +196,47 @@ def every(tree):
 
 
 @pytest.fixture
-def ends():
+def endpoint():
     from flwr.proto.node_pb2 import Node
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 1
-    return Ends(Store(), Node(node_id=1))
+    return Endpoint(Store(), Node(node_id=1))
 
 
-def sent(ends, letter, node=5):
+def send(endpoint, packet, node=5):
     def request(proto, tree):
         return runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
 
-    return push(ends, 2, Message(content_of(letter), node, "train.effuse"), request)
+    return push(endpoint, 2, Message(records_of(packet), node, "train.effuse"), request)
 
 
-def test_a_letter_arrives_as_it_left_whatever_is_in_it(ends):
-    """Also a body of several of Flower's pieces of 5 MiB."""
-    for letter in (Packet("hello", b"\x00\xff"), Packet(ORDER, b"h", bytes(range(256)) * 50_000), Packet(ANSWER)):
-        ticket = sent(ends, letter)
-        message = pull(ends, 2, ends.client.trees[-1], 5.0)
-        assert letter_of(message) == letter and message.metadata.message_id == ticket
-        reply = Message(content_of(Packet(ANSWER, b"r")), reply_to=message)
+def test_a_packet_arrives_as_it_was_sent(endpoint):
+    """Any bytes, no bytes, and a body of several of Flower's pieces of 5 MiB."""
+    for packet in (Packet("hello", b"\x00\xff"), Packet(ORDER, b"h", bytes(range(256)) * 50_000), Packet(ANSWER)):
+        ticket = send(endpoint, packet)
+        message = pull(endpoint, 2, endpoint.client.trees[-1], 5.0)
+        assert packet_of(message) == packet and message.metadata.message_id == ticket
+        reply = Message(records_of(Packet(ANSWER, b"r")), reply_to=message)
         assert reply.metadata.reply_to_message_id == ticket and reply.metadata.src_node_id == 5
 
 
-def test_a_broadcast_body_is_stored_once(ends):
-    """Two orders of other heads and the same 12 MB: the second brings its message, records and head, and no array and none of its 3 pieces."""
+def test_a_broadcast_body_is_stored_once(endpoint):
+    """Two orders with the same 12 MB: the second pushes a message, records and a head, not the array and its 3 pieces."""
     body = random.Random(0).randbytes(12_000_000)
-    sent(ends, Packet(ORDER, b"to client 0", body), 5)
-    assert ends.client.pushes == 8
-    sent(ends, Packet(ORDER, b"to client 1", body), 6)
-    assert ends.client.pushes == 8 + 3
-    assert sum(map(len, ends.client.objects.values())) < len(body) + 20_000
+    send(endpoint, Packet(ORDER, b"to client 0", body), 5)
+    assert endpoint.client.pushes == 8
+    send(endpoint, Packet(ORDER, b"to client 1", body), 6)
+    assert endpoint.client.pushes == 8 + 3
+    assert sum(map(len, endpoint.client.objects.values())) < len(body) + 20_000
 
 
-def test_what_is_not_a_letter_is_of_an_unknown_kind(ends):
+def test_another_message_is_a_packet_of_an_unknown_kind(endpoint):
     from flwr.app import ConfigRecord, Error, RecordDict
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 2, 1
-    asked = Message(RecordDict({"config": ConfigRecord({"x": 1})}), 5, "train")
-    assert letter_of(asked).kind == "not a letter"
-    assert letter_of(Message(Error(code=3, reason="gone"), reply_to=asked)).kind == UNDELIVERED
+    other = Message(RecordDict({"config": ConfigRecord({"x": 1})}), 5, "train")
+    assert packet_of(other).kind == "not a packet"
+    assert packet_of(Message(Error(code=3, reason="gone"), reply_to=other)).kind == UNDELIVERED
 
 
 def test_nothing_of_flower_is_imported_outside_its_folder():
@@ -286,7 +246,7 @@ def test_nothing_of_flower_is_imported_outside_its_folder():
             assert "import flwr" not in source and "from flwr" not in source, path
 
 
-def test_another_flower_is_refused(monkeypatch):
+def test_an_unknown_version_of_flower_is_refused(monkeypatch):
     flower.require()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.43.0")
     with pytest.raises(RunError, match="flwr 1.43.0 is installed, but effuse knows 1.41 and 1.42"):
@@ -294,7 +254,7 @@ def test_another_flower_is_refused(monkeypatch):
 
 
 def test_effuse_can_be_imported_and_run_without_flower(tmp_path):
-    """A process in which flwr cannot be found: everything but the federation works, and that says what to install."""
+    """In a process that cannot import flwr, everything works but a federation over a network, which says what to install."""
     script = """
 import sys, importlib.abc
 class Hidden(importlib.abc.MetaPathFinder):

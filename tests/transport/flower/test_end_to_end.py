@@ -1,4 +1,4 @@
-"""The real thing on every run of the suite: a SuperLink, TLS, node authentication, and every site in a process of its own."""
+"""One real federation in every run of the suite: a SuperLink, TLS, node authentication, and a process for every site."""
 
 import json
 import os
@@ -23,34 +23,22 @@ SETTINGS = [
 def test_a_stateful_recipe_with_part_of_its_clients_gives_the_simulators_weights(tmp_path):
     """UDEC keeps an encoder, a bottleneck and an optimiser at each client, and two of three clients take part in a round."""
     options = [part for setting in SETTINGS for part in ("--set", setting)]
-    command = [
-        sys.executable,
-        "-m",
-        "effuse",
-        "run",
-        "demo",
-        "--engine",
-        "flower",
-        "--json",
-        "--out",
-        str(tmp_path / "flower"),
-    ]
+    command = [sys.executable, "-m", "effuse", "run", "demo", "--engine", "flower", "--json"]
+    command += ["--out", str(tmp_path / "flower")]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     expected = driver.run(find_recipe("demo")[1].changed(SETTINGS), tmp_path / "simulator")
-    assert found["weights_sha256"] == expected.weights_sha256
-    assert found["traffic"]["bytes"] == expected.traffic.bytes.to_json()
-    assert not (tmp_path / "flower" / "flower" / "keys").exists()  # made for this sitting only
+    assert result["weights_sha256"] == expected.weights_sha256
+    assert result["traffic"]["bytes"] == expected.traffic.bytes.to_json()
+    assert not (tmp_path / "flower" / "flower" / "keys").exists(), "keys are made for one process of the server"
     log = (tmp_path / "flower" / "federation.log").read_text()
-    assert re.search(
-        "manifest demo@[0-9a-f]{64}; waiting for 3 clients", log
-    )  # by its name, as sites see it and may allow it
-    assert nobody_left(str(tmp_path))
+    assert re.search("manifest demo@[0-9a-f]{64}; waiting for 3 clients", log), "the recipe's name, as sites may --allow it"
+    assert no_process_left(str(tmp_path))
 
 
-def nobody_left(path: str) -> bool:
-    """No process mentions the run's folder any more."""
+def no_process_left(path: str) -> bool:
+    """Whether no process has the run's folder in its command line."""
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{number}/cmdline", "rb") as file:

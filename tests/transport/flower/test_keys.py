@@ -1,4 +1,4 @@
-"""Keys: who holds what, and what cannot be forged."""
+"""Keys: who can read them, and what cannot be forged."""
 
 import dataclasses
 import ssl
@@ -21,9 +21,9 @@ def test_private_keys_are_their_owners_alone(tmp_path):
     for name in private:
         assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / "keys" / name).parent.stat().st_mode) == 0o700
-    assert (tmp_path / "keys" / ".gitignore").read_text() == "*\n", "made in a checkout, they are not committed by accident"
-    told = (tmp_path / "keys" / "README.md").read_text()
-    assert "`client-0/` to `client-1/`" in told and "fed.example.org" in told
+    assert (tmp_path / "keys" / ".gitignore").read_text() == "*\n", "keys in a checkout are not committed by accident"
+    readme = (tmp_path / "keys" / "README.md").read_text()
+    assert "`client-0/` to `client-1/`" in readme and "fed.example.org" in readme
     with pytest.raises(FederationError, match="is not empty"):
         keys.init(tmp_path / "keys", 2)
 
@@ -50,7 +50,7 @@ def test_clients_are_known_by_their_keys(tmp_path):
 
 
 def test_terms_are_the_servers_own(tmp_path):
-    """Signed for one run and one manifest: neither another run's, nor changed ones, nor another federation's pass."""
+    """A signature is for one run and one manifest of one federation; any other terms are refused."""
     keys.init(tmp_path / "a", 1)
     keys.init(tmp_path / "b", 1)
     server, client = keys.ServerKeys(tmp_path / "a"), keys.ClientKeys(tmp_path / "a", 0)
@@ -67,6 +67,6 @@ def test_terms_are_the_servers_own(tmp_path):
         (dataclasses.replace(signed, certificate="junk"), 7),
         (dataclasses.replace(signed, certificate=client.ca.read_text()), 7),
     ]
-    for hello, run in forged:
+    for invitation, run in forged:
         with pytest.raises(FederationError, match="not signed by this federation's server"):
-            client.verify(hello, run)
+            client.verify(invitation, run)

@@ -1,4 +1,4 @@
-"""Algorithms when a client's answer is lost: what it had told or kept is missing, and nothing else is."""
+"""Algorithms when a client's answer is lost: its content and its new state are missing, and nothing else."""
 
 import copy
 import dataclasses
@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from fake import FakePost, run_over
+from fake import FakeChannel, run_over
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedphd import FedPhD, Histogram
@@ -23,32 +23,25 @@ from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
 from effuse.privacy.histogram import Laplace
 from effuse.runs.folder import RunFolder
-from effuse.transport.flower import server as federation
 from effuse.transport.flower.expectation import Expectation
 from effuse.transport.flower.terms import Terms
 from effuse.transport.state import Snapshots
 
-HASTY = Terms(quorum=1, deadline=0.3)
-pytestmark = pytest.mark.usefixtures("slept")
+ONE_OF_THREE = Terms(quorum=1, deadline=0.3)
+pytestmark = pytest.mark.usefixtures("slept", "impatient")
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    for name in ("POLL", "ROLL_CALL", "KNOCK"):
-        monkeypatch.setattr(federation, name, 0.01)
-
-
-def rounds_of(tmp_path, lost, algorithm, seen=None, **changes):
+def run_losing(tmp_path, lost, algorithm, answers=None, **changes):
     """The last checkpoint and the log of a run in which client 1's answers of these numbers are lost."""
-    post = FakePost(tmp_path / "sites", 3)
+    channel = FakeChannel(tmp_path / "sites", 3)
 
-    def fault(client, n, letter):
-        if seen is not None:
-            seen.append((client, n, letter))
-        return None if client == 1 and n in lost else letter
+    def fault(client, n, packet):
+        if answers is not None:
+            answers.append((client, n, packet))
+        return None if client == 1 and n in lost else packet
 
-    post.fault = fault
-    run_over(post, toy_recipe(algorithm=algorithm, reproducible=True, **changes), tmp_path / "run", HASTY)
+    channel.fault = fault
+    run_over(channel, toy_recipe(algorithm=algorithm, reproducible=True, **changes), tmp_path / "run", ONE_OF_THREE)
     folder = RunFolder(tmp_path / "run")
     return folder.load_checkpoint(), (folder.path / "federation.log").read_text()
 
@@ -57,144 +50,128 @@ def state(tmp_path, ended, client):
     return Snapshots(tmp_path / "sites" / str(client)).read(ended.snapshots.get(client))
 
 
-def test_scaffolds_variate_moves_by_those_who_answered(tmp_path):
-    """c starts at nought and c_i too: with two of three heard, c = 2/3 mean(c_0, c_2) = (c_0 + c_2) / 3."""
-    seen: list = []
-    ended, _ = rounds_of(tmp_path, {1}, ALGORITHMS["scaffold, adam"], seen, rounds=1)
-    dc = {client: decode(letter.body, ScaffoldUpdate).dc for client, _, letter in seen}
+def test_scaffolds_variate_moves_by_the_clients_that_answered(tmp_path):
+    """c and all c_i start at zero: with answers of two of three, c = 2/3 mean(c_0, c_2) = (c_0 + c_2) / 3."""
+    answers: list = []
+    ended, _ = run_losing(tmp_path, {1}, ALGORITHMS["scaffold, adam"], answers, rounds=1)
+    dc = {client: decode(packet.body, ScaffoldUpdate).dc for client, _, packet in answers}
     assert (ended.server.c - (dc[0] + dc[2]) / 3).norm() < 1e-6 * ended.server.c.norm()
 
 
-def test_feddiffuse_meets_a_client_again_whose_first_answer_was_lost(tmp_path):
-    """The toy's 97 values are 388 bytes, its decoder 37 or 148. Client 1's first answer is lost, so what it kept is not built on:
-    it is sent everything a second time, and the decoder alone in round 3; the others after round 1.
+def test_feddiffuse_sends_a_client_everything_until_its_answer_is_accepted(tmp_path):
+    """The toy's 97 values are 388 bytes, the 37 of its decoder 148.
+
+    Client 1's first answer is lost: it is sent everything twice, and only the decoder in round 3, the others after round 1.
     """
-    ended, _ = rounds_of(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
+    ended, _ = run_losing(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
     sent = [record.traffic.clients for record in RunFolder(tmp_path / "run").records()]
     assert [[clients[k]["down"] for k in "012"] for clients in sent] == [[388, 388, 388], [148, 388, 148], [148, 148, 148]]
     assert ended.received == {"theta": (0, 1, 2)}
 
 
-def test_fedphds_edges_count_those_who_answered(tmp_path):
-    """Twenty edges, so client 1 is alone at its own: that edge has nothing, and n_e adds up to the images of the others.
+def test_fedphds_edges_count_the_clients_that_answered(tmp_path):
+    """40 images for three clients are 14, 13 and 13. With twenty edges, client 1 is alone at one.
 
-    40 images in thirds are 14, 13 and 13."""
+    That edge counts no images, and n_e adds up to those of the other two.
+    """
     phd = FedPhD(local=ADAM, cohort=None, edges=20, selection="random", variant="none", r_g=2)
-    rounds_of(tmp_path, {3}, phd, rounds=2)  # its answers are: enrol, choose, train
+    run_losing(tmp_path, {3}, phd, rounds=2)  # its answers are: enrol, choose, train
     first, second = (r.noted for r in RunFolder(tmp_path / "run").records()[1:])
     assert len(set(first["edges"].values())) == 3
     assert first["n_e"][first["edges"]["1"]] == 0 and sum(first["n_e"]) == 27
     assert sum(second["n_e"]) == 27 + 40
 
 
-def test_fedphds_edge_counts_those_who_answered_and_not_who_was_sent_there(tmp_path):
-    """One edge: client 1 is silent beside the two others, whose 14 and 13 images are behind the edge's model."""
+def test_fedphds_edge_does_not_count_a_silent_client(tmp_path):
+    """One edge for all: client 1 is silent, and the edge's model is of the others' 14 and 13 images."""
     phd = FedPhD(local=ADAM, cohort=None, edges=1, variant="none", r_g=2)
-    rounds_of(tmp_path, {3}, phd, rounds=1)
+    run_losing(tmp_path, {3}, phd, rounds=1)
     noted = RunFolder(tmp_path / "run").records()[1].noted
     assert noted["edges"] == {"0": 0, "1": 0, "2": 0} and noted["n_e"] == [27]
 
 
-def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_drawn_once(tmp_path):
-    seen: list = []
+def test_a_lost_histogram_comes_with_the_next_choice_and_the_same_noise(tmp_path):
+    answers: list = []
     phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
-    ended, log = rounds_of(tmp_path, {1}, phd, seen, rounds=2)
-    told = next(decode(letter.body, Histogram) for client, n, letter in seen if (client, n) == (1, 1))
-    assert ended.server.told[1] == pytest.approx(told.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
+    ended, log = run_losing(tmp_path, {1}, phd, answers, rounds=2)
+    lost = next(decode(packet.body, Histogram) for client, n, packet in answers if (client, n) == (1, 1))
+    assert ended.server.told[1] == pytest.approx(lost.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
     assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
 
 
 @pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])
-def test_who_has_no_warm_up_model_is_not_asked_for_it(name, tmp_path):
-    """Client 1's warm-up is lost: A is drawn from the others' models, and client 1 takes part in what follows."""
-    ended, log = rounds_of(tmp_path, {1}, ALGORITHMS[name], rounds=3)
+def test_a_client_without_a_warm_up_model_is_not_asked_for_one(name, tmp_path):
+    """Client 1's warm-up is lost: A is drawn from the others' models, and client 1 takes part in later rounds."""
+    ended, log = run_losing(tmp_path, {1}, ALGORITHMS[name], rounds=3)
     assert set(ended.server.auxiliary.origin.tolist()) == {0, 2}
-    assert "round 0, job 'warm_up': going on with 2 of 3; silent: 1" in log and "rejected" not in log
+    assert "round 0, job 'warm_up': continuing with 2 of 3; silent: 1" in log and "rejected" not in log
 
 
 @pytest.mark.parametrize("lost", [{3}, {3, 4}], ids=["once", "twice"])
 def test_a_share_that_was_lost_is_sent_with_the_next_model(lost, tmp_path):
-    """LocalAug's client 1 does not hear of its share in time (its third answer) and is sent it again until it answers."""
+    """The answer of LocalAug's client 1 to its share, its third, is lost; it is sent the share until it answers."""
     algorithm = LocalAug(**SYNTHESIS, local=ADAM)
-    seen: list = []
-    ended, log = rounds_of(tmp_path, lost, algorithm, seen, rounds=3)
+    answers: list = []
+    ended, log = run_losing(tmp_path, lost, algorithm, answers, rounds=3)
     assert ended.received == {"share": (0, 1, 2)}
     share = state(tmp_path, ended, 1)[SHARE]
-    assert "rejected" not in log and {client for client, n, _ in seen if n == 6} == {0, 1, 2}
+    assert "rejected" not in log and {client for client, n, _ in answers if n == 6} == {0, 1, 2}
     others = [state(tmp_path, ended, k)[SHARE] for k in (0, 2)]
     dealt = [image for s in (share, *others) for image in s.pixels.flatten(1).tolist()]
     assert sorted(dealt) == sorted(ended.server.auxiliary.pixels.flatten(1).tolist())
 
 
 def test_an_evaluation_goes_on_without_a_silent_client(tmp_path):
-    """Eight samples wanted of three clients are three each; with two heard there are six in the pool, and the protocol says so."""
+    """Eight samples of three clients are three each; with two answers the pool has six, and the protocol says so."""
     changes = {"evaluate": Evaluate(grid=0, metrics=(FID(n=8, encoder=Pixels(side=2)),)), "sampler": Ddim(batch=4, steps=2)}
-    ended, log = rounds_of(tmp_path, {2}, ALGORITHMS["localonly"], rounds=1, **changes)
-    assert "job 'draw': going on with 2 of 3; silent: 1" in log
-    found = json.loads(ended.metrics)
-    assert len(found["fid_pixels"]["clients"]) == 2 and found["fid_pixels"]["protocol"]["generated"] == 8
-    assert (
-        found["fid_pixels_pooled"]["protocol"]["generated"] == 6 and found["fid_pixels_pooled"]["protocol"]["clients"] == 2
-    )
-
-
-WRONG = {  # algorithm, which answer of client 1, its type, what it becomes, why it is refused
-    "another network": (
-        "fedddpm",
-        2,
-        Upload,
-        lambda sent: dataclasses.replace(sent, model=wider(sent.model)),
-        "it brings the networks toy_unet",
-    ),
-    "no images": ("fedddpm", 2, Upload, lambda sent: changed(sent, size=0), "upload: 0 images cannot be"),
-    "images that are not of its number": (
-        "fedddpm",
-        2,
-        Upload,
-        lambda sent: changed(sent, histogram=torch.tensor([1, 1])),
-        "cannot be [1, 1]",
-    ),
-    "fewer than none": (
-        "fedphd, pruned in the middle",
-        1,
-        Histogram,
-        lambda sent: changed(sent, counts=-sent.counts),
-        "are not negative",
-    ),
-}
+    ended, log = run_losing(tmp_path, {2}, ALGORITHMS["localonly"], rounds=1, **changes)
+    assert "job 'draw': continuing with 2 of 3; silent: 1" in log
+    metrics = json.loads(ended.metrics)
+    own, pooled = metrics["fid_pixels"], metrics["fid_pixels_pooled"]
+    assert len(own["clients"]) == 2 and own["protocol"]["generated"] == 8
+    assert pooled["protocol"]["generated"] == 6 and pooled["protocol"]["clients"] == 2
 
 
 def wider(model):
     return dataclasses.replace(model.arch, width=5).initial(Stream(("wide",)))
 
 
-def changed(sent, **values):
-    """A message as no constructor of ours would make it."""
-    made = copy.copy(sent)
+def changed(message, **values):
+    """A message that its constructor would refuse."""
+    result = copy.copy(message)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(result, name, value)
+    return result
+
+
+UPLOAD, HISTOGRAM = ("fedddpm", 2, Upload), ("fedphd, pruned in the middle", 1, Histogram)
+WRONG = {  # (algorithm, which answer of client 1, its type), how it is changed, why it is rejected
+    "another network": (UPLOAD, lambda u: dataclasses.replace(u, model=wider(u.model)), "its networks are toy_unet"),
+    "no images": (UPLOAD, lambda u: changed(u, size=0), "upload: 0 images cannot be"),
+    "counts of other images": (UPLOAD, lambda u: changed(u, histogram=torch.tensor([1, 1])), "cannot be [1, 1]"),
+    "negative counts": (HISTOGRAM, lambda h: changed(h, counts=-h.counts), "are not negative"),
+}
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_what_cannot_be_meant_is_refused_as_if_it_had_not_come(kind, tmp_path):
-    """What `upload` answers with is known from what was kept before; counts are judged when they are read."""
-    name, number, hint, spoil, reason = WRONG[kind]
-    post = FakePost(tmp_path / "sites", 3)
+def test_an_impossible_answer_is_rejected(kind, tmp_path):
+    """The shapes of `upload` are known from the state of the job before it; counts are checked when they are read."""
+    (name, number, hint), change, reason = WRONG[kind]
+    channel = FakeChannel(tmp_path / "sites", 3)
 
-    def fault(client, n, letter):
+    def fault(client, n, packet):
         if (client, n) != (1, number):
-            return letter
-        return letter._replace(body=encode(spoil(decode(letter.body, hint)), hint))
+            return packet
+        return packet._replace(body=encode(change(decode(packet.body, hint)), hint))
 
-    post.fault = fault
-    run_over(post, toy_recipe(algorithm=ALGORITHMS[name], rounds=1, reproducible=True), tmp_path / "run", HASTY)
+    channel.fault = fault
+    run_over(channel, toy_recipe(algorithm=ALGORITHMS[name], rounds=1, reproducible=True), tmp_path / "run", ONE_OF_THREE)
     log = (tmp_path / "run" / "federation.log").read_text()
     assert any("client 1's answer is rejected" in line and reason in line for line in log.splitlines())
 
 
 def test_a_histogram_of_another_length_is_refused():
-    """Three counts where there are as many classes as the toy has."""
+    """One count more than the toy has classes."""
     recipe = toy_recipe(algorithm=ALGORITHMS["fedphd, pruned in the middle"])
     recipe = recipe.resolved(recipe.data.load("train"))
     job = job_of(recipe.algorithm, "enrol")
@@ -205,10 +182,10 @@ def test_a_histogram_of_another_length_is_refused():
         expected.check(Histogram(torch.ones(classes + 1)))
 
 
-def test_a_quorum_spares_as_many_of_a_small_job(tmp_path):
+def test_as_many_clients_may_be_silent_in_a_small_cohort(tmp_path):
     """Three clients, quorum 2: one may be silent, also when only two are asked."""
-    post = FakePost(tmp_path / "sites", 3)
-    post.fault = lambda client, n, letter: None if client == 1 else letter
+    channel = FakeChannel(tmp_path / "sites", 3)
+    channel.fault = lambda client, n, packet: None if client == 1 else packet
     recipe = toy_recipe(rounds=3, algorithm=ALGORITHMS["fedavg, uniform weights and part of the clients"], reproducible=True)
-    run_over(post, recipe, tmp_path / "run", Terms(quorum=2, deadline=0.3))
-    assert "going on with 1 of 2; silent: 1" in (tmp_path / "run" / "federation.log").read_text()
+    run_over(channel, recipe, tmp_path / "run", Terms(quorum=2, deadline=0.3))
+    assert "continuing with 1 of 2; silent: 1" in (tmp_path / "run" / "federation.log").read_text()

@@ -1,4 +1,4 @@
-"""A site's side: what it agrees to, what it keeps to itself, and what it trains on."""
+"""A site's side: which terms it accepts, what it does not disclose, and what it trains on."""
 
 import json
 import stat
@@ -19,7 +19,7 @@ from effuse.models.unet import Unet
 from effuse.runs.folder import RunFolder
 from effuse.tasks.classify import Classify
 from effuse.tools.preview import what_leaves
-from effuse.transport.flower.commands import Served, address, loopback, served, source
+from effuse.transport.flower.commands import Served, address, is_loopback, served, source
 from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Consent, Site, relabelled
 
@@ -29,43 +29,44 @@ def resolved(**changes):
     return recipe.resolved(recipe.data.load("train"))
 
 
-def hello_of(recipe, name="toy", classes=("dark", "light")) -> Invitation:
+def invitation_of(recipe, name="toy", classes=("dark", "light")) -> Invitation:
     return Invitation(name, recipe.saved(), classes, "", "")
 
 
 def site_at(folder, client=0, data=None, consent=Consent()) -> Site:  # noqa: B008
-    said: list[str] = []
-    site = Site(folder, client, data, consent, "cpu", said.append)
-    site.said = said
+    """A site, with the sentences that it shows in `shown`."""
+    shown: list[str] = []
+    site = Site(folder, client, data, consent, "cpu", shown.append)
+    site.shown = shown
     return site
 
 
 def test_the_first_manifest_is_shown_and_pinned_and_any_other_is_refused(tmp_path):
     site = site_at(tmp_path)
-    hello = hello_of(resolved())
-    assert site.enrol(hello).client == 0
-    assert any("seed=0" in line for line in site.said)
+    invitation = invitation_of(resolved())
+    assert site.enrol(invitation).client == 0
+    assert any("seed=0" in line for line in site.shown)
     again = site_at(tmp_path)
-    assert again.enrol(hello).session != site.session
+    assert again.enrol(invitation).session != site.session
     with pytest.raises(FederationError, match="has agreed to the manifest [0-9a-f]{12} and not to"):
-        again.enrol(hello_of(resolved(seed=1)))
-    with pytest.raises(FederationError, match="has agreed"):  # what labels mean is part of it
-        again.enrol(hello_of(resolved(), classes=("light", "dark")))
+        again.enrol(invitation_of(resolved(seed=1)))
+    with pytest.raises(FederationError, match="has agreed"):  # the meaning of labels is part of the manifest
+        again.enrol(invitation_of(resolved(), classes=("light", "dark")))
 
 
 def test_only_what_was_allowed_is_accepted(tmp_path):
     recipe = resolved()
-    hello = hello_of(recipe)
-    site_at(tmp_path / "a", consent=Consent.given(None, f"toy@{hello.digest[:16]}")).enrol(hello)
-    for wrong in (f"toy@{'0' * 16}", f"other@{hello.digest}"):
+    invitation = invitation_of(recipe)
+    site_at(tmp_path / "a", consent=Consent.given(None, f"toy@{invitation.digest[:16]}")).enrol(invitation)
+    for wrong in (f"toy@{'0' * 16}", f"other@{invitation.digest}"):
         with pytest.raises(FederationError, match="accepts .* only"):
-            site_at(tmp_path / "b", consent=Consent.given(None, wrong)).enrol(hello)
+            site_at(tmp_path / "b", consent=Consent.given(None, wrong)).enrol(invitation)
     (tmp_path / "run").mkdir()
     RunFolder(tmp_path / "run").create(recipe, "toy", "served", "cpu", None, {})
     consent = Consent.given(tmp_path / "run" / "manifest.json", None)
-    site_at(tmp_path / "c", consent=consent).enrol(hello)
-    with pytest.raises(FederationError, match="seed is 1 there and 0 here"):
-        site_at(tmp_path / "d", consent=consent).enrol(hello_of(resolved(seed=1)))
+    site_at(tmp_path / "c", consent=consent).enrol(invitation)
+    with pytest.raises(FederationError, match="seed is 1 at the server and 0 here"):
+        site_at(tmp_path / "d", consent=consent).enrol(invitation_of(resolved(seed=1)))
     with pytest.raises(FederationError, match="expected RECIPE@HASH with 12 or more digits"):
         Consent.given(None, "toy@123")
 
@@ -82,26 +83,28 @@ def test_a_manifest_is_read_in_the_closed_grammar(tmp_path):
 
 
 def test_a_secret_of_its_own_unless_the_recipe_says_reproducible(tmp_path):
-    """Two sites with other secrets draw other batches; reproducible ones draw what the seed says."""
+    """Each site has its own secret in its randomness; with `reproducible` there is none, and the seed alone decides."""
     private, open_ = resolved(), resolved(reproducible=True)
     a, b, c = (site_at(tmp_path / n) for n in "abc")
-    a.enrol(hello_of(private)), b.enrol(hello_of(private)), c.enrol(hello_of(open_))
+    a.enrol(invitation_of(private)), b.enrol(invitation_of(private)), c.enrol(invitation_of(open_))
     assert a.worker.secret != b.worker.secret and len(a.worker.secret) == 32 and c.worker.secret == b""
     mode = stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode)
     assert mode == 0o600 and not (tmp_path / "c" / "secret").exists()
-    assert site_at(tmp_path / "a").enrol(hello_of(private)) and (tmp_path / "a" / "secret").read_bytes() == a.worker.secret
+    assert (
+        site_at(tmp_path / "a").enrol(invitation_of(private)) and (tmp_path / "a" / "secret").read_bytes() == a.worker.secret
+    )
 
 
 def test_a_site_is_one_client(tmp_path):
     site = site_at(tmp_path, client=2)
     with pytest.raises(FederationError, match="before the terms"):
         site.perform(b"", b"")
-    site.enrol(hello_of(resolved()))
+    site.enrol(invitation_of(resolved()))
     order = Order("train", 0, 0, 0, 1, None, None)
     with pytest.raises(FederationError, match="this is client 2, not client 1"):
         site.perform(encode(order, Order), b"")
     with pytest.raises(FederationError, match="there is no client 7"):
-        site_at(tmp_path / "b", client=7).enrol(hello_of(resolved()))
+        site_at(tmp_path / "b", client=7).enrol(invitation_of(resolved()))
 
 
 def pictures(folder, names) -> Folder:
@@ -112,37 +115,37 @@ def pictures(folder, names) -> Folder:
     return Folder(path=str(folder))
 
 
-def test_a_failure_tells_the_server_nothing_of_files_and_data(tmp_path):
-    """A folder that is named after a patient is no class of the federation: the site says so at home only."""
+def test_an_error_discloses_no_file_or_class_of_the_site(tmp_path):
+    """A folder that is named after a patient is no class of the federation; only the site reports its name."""
     site = site_at(tmp_path / "site")
     with pytest.raises(DataError, match="no class 'Jane Doe'") as caught:
         relabelled(pictures(tmp_path / "scans", ["light", "Jane Doe"]).load("train"), ("dark", "light"))
-    assert site.admitted(caught.value) == "DataError; the site's own log says more"
-    assert site.admitted(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the site's own log says more"
-    assert site.admitted(TrainingError("the loss became nan")) == "the loss became nan"
+    assert site.disclosed(caught.value) == "DataError; the details are in the site's own log"
+    assert site.disclosed(OSError("/srv/Jane Doe/1.png: truncated")) == "OSError; the details are in the site's own log"
+    assert site.disclosed(TrainingError("the loss became nan")) == "the loss became nan"
     assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
 
 
 def test_a_sites_own_folder_is_trained_on_whole_and_nothing_of_its_path_is_in_the_terms(tmp_path):
     own = pictures(tmp_path / "private-scans", ["light", "dark"])
     site = site_at(tmp_path / "site", data=own)
-    hello = hello_of(resolved())
-    site.enrol(hello)
-    assert len(site.shard(resolved(), hello.classes)) == 8  # a fifth is held out for the site's own testing
-    assert "private-scans" not in json.dumps(hello.recipe)
+    invitation = invitation_of(resolved())
+    site.enrol(invitation)
+    assert len(site.shard(resolved(), invitation.classes)) == 8  # a fifth is held out for the site's own testing
+    assert "private-scans" not in json.dumps(invitation.recipe)
 
 
 def test_a_site_has_its_cores_for_itself_unless_bits_count(tmp_path, monkeypatch):
     """Six threads and three clients are two for each of them in a simulation; this machine has seven."""
     used: list[int] = []
-    still = ToyUnet(dropout=0.0)  # networks that draw inside do not train side by side
+    model = ToyUnet(dropout=0.0)  # networks with dropout do not train side by side
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     own = pictures(tmp_path / "scans", ["light", "dark"])
     for name, data, reproducible in (("a", own, False), ("b", own, True), ("c", None, False)):
         site = site_at(tmp_path / name, data=data)
-        site.enrol(hello_of(resolved(model=still, threads=6, reproducible=reproducible)))
+        site.enrol(invitation_of(resolved(model=model, threads=6, reproducible=reproducible)))
         monkeypatch.setattr(torch, "set_num_threads", used.append)
-        site.perform(encode(Order("train", 0, 0, 0, 0, None, None), Order), job_body(model=still))
+        site.perform(encode(Order("train", 0, 0, 0, 0, None, None), Order), job_body(model=model))
     assert used == [7, 2, 2]
 
 
@@ -158,7 +161,7 @@ def test_labels_follow_the_names_of_classes_and_not_their_order(tmp_path):
 
 
 def test_labels_that_are_only_counted_follow_the_names_too(tmp_path):
-    """FedPhD tells a histogram also where the network is told no class: four images of `light`, the federation's second class."""
+    """FedPhD's clients send a histogram, with any network; here of four images of `light`, the federation's second class."""
     recipe = resolved(algorithm=FedPhD(local=ADAM, variant="none"))
     assert not recipe.model.conditional
     shard = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"])).shard(recipe, ("dark", "light"))
@@ -166,7 +169,7 @@ def test_labels_that_are_only_counted_follow_the_names_too(tmp_path):
     unlabelled = site_at(tmp_path / "other", data=pictures(tmp_path / "all", ["scans"]))
     with pytest.raises(DataError, match="no class 'scans'"):
         unlabelled.shard(recipe, ("dark", "light"))
-    assert len(unlabelled.shard(resolved(), ("dark", "light"))) == 4  # FedAvg counts nothing: any folder will do
+    assert len(unlabelled.shard(resolved(), ("dark", "light"))) == 4, "FedAvg counts no labels"
 
 
 def test_images_of_another_shape_are_refused(tmp_path):
@@ -174,53 +177,53 @@ def test_images_of_another_shape_are_refused(tmp_path):
     with pytest.raises(
         RecipeError, match=r"are 4x4 with 1 channel, this site's are 5x5 with 1 channel; add resize\(side=4\)"
     ):
-        site.enrol(hello_of(resolved()))
+        site.enrol(invitation_of(resolved()))
 
 
 def test_a_classifier_is_relabelled_too(tmp_path):
     recipe = toy_recipe(task=Classify(), model=Cnn(side=4, channels=1, classes=2))
     site = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"]))
-    site.enrol(hello_of(recipe))
+    site.enrol(invitation_of(recipe))
     assert site.shard(recipe, ("dark", "light")).histogram == [0, 4]
 
 
-def test_a_dry_run_tells_what_would_leave_and_agrees_with_the_rehearsal(tmp_path):
+def test_a_dry_run_shows_what_would_leave_and_agrees_with_the_rehearsal(tmp_path):
     """Two rounds of FedAvg: two updates of 69 parameters (1*4*9+4, 4*4+4, 4*1*9+1 less none), 4 bytes each."""
     recipe = resolved()
     site = site_at(tmp_path, data=ToyImages())
-    told = "\n".join(what_leaves(site, hello_of(recipe)))
+    shown = "\n".join(what_leaves(site, invitation_of(recipe)))
     n = 4 * 9 + 4 + 4 * 4 + 4 + 4 * 9 + 1
-    assert f"to train: 2 messages, {2 * n} parameters, {8 * n} bytes" in told
-    assert "Update(model: a model (network, parameters, buffers), weight: float, loss: float)" in told
-    assert "mixed with this site's secret" in told
+    assert f"to train: 2 messages, {2 * n} parameters, {8 * n} bytes" in shown
+    assert "Update(model: a model (network, parameters, buffers), weight: float, loss: float)" in shown
+    assert "mixed with this site's secret" in shown
     assert not (tmp_path / "manifest.json").exists()  # a dry run agrees to nothing
 
 
-def test_a_site_is_told_how_many_images_of_each_class_take_part_and_how_many_do_not(tmp_path):
-    """Five pictures of `light`, the federation's second class, and none of its first: every fifth is held out, four take part."""
+def test_a_site_shows_how_many_images_of_each_class_take_part_and_how_many_do_not(tmp_path):
+    """Five pictures of `light`, the federation's second class, and none of its first; one is held out, four take part."""
     recipe = resolved(model=Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True))
     site = site_at(tmp_path / "site", data=pictures(tmp_path / "pictures", ["light"]))
-    told = "4 images: dark 0, light 4; held out: 1"
-    assert f"client 0 would train on {told}" in what_leaves(site, hello_of(recipe))
-    site.enrol(hello_of(recipe))
-    assert site.said[-1] == f"client 0 is ready with {told}"
+    counts = "4 images: dark 0, light 4; held out: 1"
+    assert f"client 0 would train on {counts}" in what_leaves(site, invitation_of(recipe))
+    site.enrol(invitation_of(recipe))
+    assert site.shown[-1] == f"client 0 is ready with {counts}"
 
 
-def test_what_cannot_be_held_out_stops_nobody(tmp_path):
-    """Of one picture a fifth is none: the site trains on it, and is told why there is nothing to test with."""
+def test_a_site_may_train_without_held_out_images(tmp_path):
+    """A fifth of one picture is none: the site trains on it, and shows why none is held out."""
     Image.new("L", (4, 4)).save(one_of(tmp_path / "pictures" / "light"))
     site = site_at(tmp_path / "site", data=Folder(path=str(tmp_path / "pictures")))
-    site.enrol(hello_of(resolved()))
-    told = "client 0 is ready with 1 image: light 1; held out: none that can be read ("
-    assert site.said[-1].startswith(told) and "no images in the test split; raise holdout=0.2" in site.said[-1]
+    site.enrol(invitation_of(resolved()))
+    counts = "client 0 is ready with 1 image: light 1; held out: none that can be read ("
+    assert site.shown[-1].startswith(counts) and "no images in the test split; raise holdout=0.2" in site.shown[-1]
 
 
 def test_a_share_of_the_recipes_data_holds_nothing_out(tmp_path):
-    """40 toy images of two greys, in turn, dealt to three clients."""
+    """40 toy images of two greys for three clients."""
     site = site_at(tmp_path / "site")
-    site.enrol(hello_of(resolved()))
+    site.enrol(invitation_of(resolved()))
     dark, light = site.shard(resolved(), ("dark", "light")).histogram
-    assert site.said[-1] == f"client 0 is ready with {dark + light} images: dark {dark}, light {light}"
+    assert site.shown[-1] == f"client 0 is ready with {dark + light} images: dark {dark}, light {light}"
 
 
 def one_of(folder):
@@ -228,13 +231,13 @@ def one_of(folder):
     return folder / "1.png"
 
 
-def test_addresses_and_what_may_listen_without_keys(tmp_path):
+def test_addresses_and_which_may_be_served_without_keys(tmp_path):
     assert address("127.0.0.1:80") == ("127.0.0.1", 80) and address("[::1]:9000") == ("::1", 9000)
     for wrong in ("localhost", "host:", ":80", "host:99999", "host:x"):
         with pytest.raises(FederationError, match="is not an address"):
             address(wrong)
-    assert loopback("127.0.0.1") and loopback("::1") and loopback("localhost")
-    assert not loopback("0.0.0.0") and not loopback("example.org")
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("example.org")
     with pytest.raises(FederationError, match="without --keys anyone who reaches it"):
         served(Served("0.0.0.0:8000"), "toy", 3)
     assert served(Served("0.0.0.0:8000", insecure=True), "toy", 3)
@@ -243,20 +246,25 @@ def test_addresses_and_what_may_listen_without_keys(tmp_path):
         source("nothing_like_it()")
 
 
-def test_the_server_is_not_told_of_files_or_data(tmp_path):
-    """A job that fails on a file names neither it nor the site's folder; what is wrong with an order is told."""
+def test_an_error_about_an_order_is_disclosed_without_paths(tmp_path):
+    """A job that fails on a file discloses neither the file nor the site's folder."""
     site = site_at(tmp_path / "hospital")
-    assert site.admitted(FileNotFoundError("/scans/jane-doe.png")) == "FileNotFoundError; the site's own log says more"
-    assert site.admitted(DataError("scans/jane-doe.png cannot be read")) == "DataError; the site's own log says more"
-    site.enrol(hello_of(resolved()))
+    assert (
+        site.disclosed(FileNotFoundError("/scans/jane-doe.png"))
+        == "FileNotFoundError; the details are in the site's own log"
+    )
+    assert (
+        site.disclosed(DataError("scans/jane-doe.png cannot be read")) == "DataError; the details are in the site's own log"
+    )
+    site.enrol(invitation_of(resolved()))
     with pytest.raises(FederationError) as missing:
         site.perform(encode(Order("train", 3, 3, 0, 0, "2_0", "2_0"), Order), job_body())
-    assert "hospital" in str(missing.value) and "hospital" not in site.admitted(missing.value)
-    assert "client folder its folder has no snapshot '2_0'" in site.admitted(missing.value)
+    assert "hospital" in str(missing.value) and "hospital" not in site.disclosed(missing.value)
+    assert "client folder its folder has no snapshot '2_0'" in site.disclosed(missing.value)
 
 
 def job_body(**changes) -> bytes:
-    """A train order's message."""
+    """The body of an order to train."""
     recipe = resolved(**changes)
     job = recipe.algorithm.jobs["train"]
     return encode(job.arguments(model=recipe.model.initial(Stream(("test",)))), job.arguments)

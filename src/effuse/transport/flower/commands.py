@@ -18,11 +18,11 @@ from effuse.transport.flower.superlink import SuperLink
 from effuse.transport.flower.supernode import SiteClient
 from effuse.transport.flower.terms import Terms
 
-SHARE = "recipe"  # as a site's data: its share of the recipe's own, for simulated sites
+SHARE = "recipe"  # value of --data: this client's share of the recipe's own data, for simulated sites
 
 
 class Served(NamedTuple):
-    """How a server is reached, by whom, and how patient it is."""
+    """Where a server listens, with which keys, and whose answers it needs by when."""
 
     listen: str
     keys: Path | None = None
@@ -31,12 +31,12 @@ class Served(NamedTuple):
 
 
 def served(how: Served, name: str, clients: int) -> Engine:
-    """The engine of a run whose clients are at their sites; what cannot work is refused here."""
+    """The engine of a run whose clients are at their sites; options that cannot work are refused here."""
     host, port = address(how.listen)
-    if how.keys is None and not how.insecure and not loopback(host):
+    if how.keys is None and not how.insecure and not is_loopback(host):
         raise FederationError(
-            f"--listen {how.listen}: without --keys anyone who reaches it could take part and read everything; make keys with "
-            "`effuse keys init`, or say --insecure"
+            f"--listen {how.listen}: without --keys anyone who reaches it could take part and read everything; "
+            "make keys with `effuse keys init`, or give --insecure"
         )
     quorum, own = how.terms.quorum, ServerKeys(how.keys) if how.keys is not None else None
     if quorum is not None and not 1 <= quorum <= clients:
@@ -44,13 +44,13 @@ def served(how: Served, name: str, clients: int) -> Engine:
     shut_out = frozenset(range(clients)) - own.clients().keys() if own is not None else frozenset()
     if own is not None and shut_out and clients - len(shut_out) < (quorum or clients):
         raise FederationError(
-            f"{own.folder} has no key of client {min(shut_out)}; make keys for {clients} clients, or go on without it by "
-            f"--quorum {clients - len(shut_out)}"
+            f"{own.folder} has no key of client {min(shut_out)}; make keys for {clients} clients, "
+            f"or go on without it by --quorum {clients - len(shut_out)}"
         )
 
-    def make(stage: EngineContext) -> Federation:
-        link = SuperLink(stage.folder / "flower" / "superlink", host, port, own)
-        return Flower(stage, link, how.terms._replace(shut_out=shut_out), name)
+    def make(context: EngineContext) -> Federation:
+        superlink = SuperLink(context.folder / "flower" / "superlink", host, port, own)
+        return Flower(context, superlink, how.terms._replace(shut_out=shut_out), name)
 
     return make
 
@@ -66,21 +66,21 @@ def join(
     say: Callable[[str], None],
     preview: Callable[[Site, Invitation], list[str]] | None = None,
 ) -> None:
-    """Take part as one client until the run is over; or say what a `preview` finds that would leave the site, and leave."""
+    """Take part as one client until the run is over; with a `preview`, show what would leave the site, and disconnect."""
     address(server)
     own = ClientKeys(keys, client) if keys is not None else None
     site = Site(folder, client, source(data), consent, device, say)
-    link = SiteClient(site, server, own)
+    site_client = SiteClient(site, server, own)
     if preview is not None:
-        for line in preview(site, link.peek()):
+        for line in preview(site, site_client.peek()):
             say(line)
     else:
-        with site.alone():
-            link.run()
+        with site.locked():
+            site_client.run()
 
 
 def source(data: str) -> Source | None:
-    """A site's data in the grammar of recipes; None is its share of the recipe's own."""
+    """A site's data, given in the grammar of recipes; None is its share of the recipe's own data."""
     if data == SHARE:
         return None
     if Path(data).expanduser().exists():
@@ -90,14 +90,14 @@ def source(data: str) -> Source | None:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port."""
+    """Host and port of HOST:PORT."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise FederationError(f"'{text}' is not an address; give HOST:PORT, such as 127.0.0.1:8000")
     return host.strip("[]"), int(port)
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a host."""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""Answers that wait for their turn do so on disk, so that memory does not grow with the cohort."""
+"""Answers that are not next in cohort order wait on disk, so that memory does not grow with the cohort."""
 
 from pathlib import Path
 
@@ -7,28 +7,28 @@ from effuse.transport.flower.messages import ANSWER, Packet
 
 
 class Inbox:
-    """Letters in a folder."""
+    """Answers in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, name: str, letter: Packet) -> None:
-        """Keep an answer; nothing of it need survive a crash, since its order would be sent again."""
+    def put(self, name: str, packet: Packet) -> None:
+        """Store an answer; it need not survive a crash, because its order would be sent again."""
         with writing(self.folder):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # a model of one client's data alone
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds single clients' models
             with open(self.folder / name, "wb") as file:
-                file.write(len(letter.head).to_bytes(8, "little"))
-                file.write(letter.head)
-                file.write(letter.body)
+                file.write(len(packet.head).to_bytes(8, "little"))
+                file.write(packet.head)
+                file.write(packet.body)
 
     def take(self, name: str) -> Packet:
-        """Get it back, once."""
+        """Read an answer and delete its file."""
         path = self.folder / name
         with open(path, "rb") as file:
             head = file.read(int.from_bytes(file.read(8), "little"))
-            letter = Packet(ANSWER, head, file.read())
+            packet = Packet(ANSWER, head, file.read())
         path.unlink()
-        return letter
+        return packet
 
     def clear(self) -> None:
         for path in self.folder.glob("*"):

@@ -27,19 +27,21 @@ Made by `effuse keys init`. Private keys are readable by their owner only; send 
 | folder | goes to | and is used as |
 |---|---|---|
 | `server/` | the machine that runs the server | `effuse serve RECIPE --keys server` |
-| {sites} | that client's site, and nobody else | `effuse join HOST:PORT --client-id K --keys client-K` |
-| `authority/` | a safe place, offline: whoever has `ca.key` can pose as the server | nothing: effuse renews no certificates, new keys are made for all |
+| {sites} | that client's site only | `effuse join HOST:PORT --client-id K --keys client-K` |
+| `authority/` | a safe place, offline | nothing: effuse renews no certificates |
 
-The server's certificate is good for {hosts}, until {until}. A client is known by its key: `server/clients/K.pub` says which key is client K's, and
-a site that holds one key cannot take part as another client. To shut a client out, remove its
-`K.pub` and serve with `--quorum`.
+Anyone who has `ca.key` can pose as the server. When certificates expire, make new keys for all.
+
+The server's certificate is valid for {hosts}, until {until}. A client is known by its key: `server/clients/K.pub` is
+client K's, and a site that holds one key cannot take part as another client. To shut a client out, remove its `K.pub`
+and serve with `--quorum`.
 """
 
 
 def init(folder: Path, clients: int, hosts: Sequence[str] = ()) -> None:
     """Make all keys of a federation in a new folder."""
     if folder.exists() and any(folder.iterdir()):
-        raise FederationError(f"{folder} is not empty; keys are made in a new folder, so that none is lost")
+        raise FederationError(f"{folder} is not empty; give a new folder, so that no key is overwritten")
     names = list(dict.fromkeys((*LOCAL, *hosts)))
     ca_key, ca = _authority()
     key, certificate = _server(ca_key, ca, names)
@@ -57,9 +59,9 @@ def init(folder: Path, clients: int, hosts: Sequence[str] = ()) -> None:
         _write(folder / f"client-{k}" / "ca.crt", pem)
     sites = "`client-0/`" if clients == 1 else f"`client-0/` to `client-{clients - 1}/`"
     until = certificate.not_valid_after_utc.date().isoformat()
-    told = README.format(clients=clients, sites=sites, hosts=", ".join(names), until=until)
-    _write(folder / "README.md", told.encode())
-    _write(folder / ".gitignore", b"*\n")  # made in a checkout, they must not be committed
+    readme = README.format(clients=clients, sites=sites, hosts=", ".join(names), until=until)
+    _write(folder / "README.md", readme.encode())
+    _write(folder / ".gitignore", b"*\n")  # keys must not be committed with a checkout
 
 
 class ServerKeys:
@@ -70,7 +72,7 @@ class ServerKeys:
         self.ca, self.certificate, self.key = (self._file(name) for name in ("ca.crt", "server.pem", "server.key"))
 
     def _file(self, name: str) -> Path:
-        return _there(self.folder / name, "a server's keys", "effuse keys init")
+        return _existing(self.folder / name, "a server's keys", "effuse keys init")
 
     def clients(self) -> dict[int, ec.EllipticCurvePublicKey]:
         """The public key of every client."""
@@ -82,12 +84,12 @@ class ServerKeys:
             found[int(path.stem)] = public
         return found
 
-    def sign(self, hello: Invitation, run: int) -> Invitation:
-        """The terms with proof that this server offers them in this Flower run."""
+    def sign(self, invitation: Invitation, run: int) -> Invitation:
+        """The terms with this server's signature for this Flower run."""
         key = serialization.load_pem_private_key(self.key.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        signature = key.sign(_offer(hello, run), SIGNING).hex()
-        return dataclasses.replace(hello, certificate=self.certificate.read_text(), signature=signature)
+        signature = key.sign(_offer(invitation, run), SIGNING).hex()
+        return dataclasses.replace(invitation, certificate=self.certificate.read_text(), signature=signature)
 
 
 class ClientKeys:
@@ -96,28 +98,28 @@ class ClientKeys:
     def __init__(self, folder: Path, client: int) -> None:
         own = folder / f"client-{client}"
         self.folder = own if own.is_dir() else folder
-        self.ca = _there(self.folder / "ca.crt", "a client's keys", "the server's operator")
-        key = _there(self.folder / "client.key", "a client's keys", "the server's operator")
+        self.ca = _existing(self.folder / "ca.crt", "a client's keys", "the server's operator")
+        key = _existing(self.folder / "client.key", "a client's keys", "the server's operator")
         loaded = serialization.load_pem_private_key(key.read_bytes(), None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise FederationError(f"{key} is not an elliptic-curve key; ask the server's operator for another")
         self.private = loaded
 
-    def verify(self, hello: Invitation, run: int) -> None:
-        """Refuse terms that the server did not sign: anyone who reaches a SuperLink may start a run on it."""
+    def verify(self, invitation: Invitation, run: int) -> None:
+        """Refuse terms that the server did not sign: anyone who reaches a SuperLink can start a run on it."""
         try:
             ca = x509.load_pem_x509_certificate(self.ca.read_bytes())
-            certificate = x509.load_pem_x509_certificate(hello.certificate.encode())
+            certificate = x509.load_pem_x509_certificate(invitation.certificate.encode())
             certificate.verify_directly_issued_by(ca)
             public = certificate.public_key()
             assert isinstance(public, ec.EllipticCurvePublicKey)
-            public.verify(bytes.fromhex(hello.signature), _offer(hello, run), SIGNING)
+            public.verify(bytes.fromhex(invitation.signature), _offer(invitation, run), SIGNING)
         except (ValueError, TypeError, AssertionError, InvalidSignature):
             raise FederationError("the terms are not signed by this federation's server") from None
 
 
-def _offer(hello: Invitation, run: int) -> bytes:
-    return f"effuse terms\n{run}\n{hello.name}\n{hello.digest}\n{hello.owner}\n".encode()
+def _offer(invitation: Invitation, run: int) -> bytes:
+    return f"effuse terms\n{run}\n{invitation.name}\n{invitation.digest}\n{invitation.owner}\n".encode()
 
 
 def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -178,7 +180,7 @@ def _write(path: Path, blob: bytes, secret: bool = False) -> None:
             file.write(blob)
 
 
-def _there(path: Path, what: str, source: str) -> Path:
+def _existing(path: Path, what: str, source: str) -> Path:
     if not path.is_file():
         raise FederationError(f"{path} is missing; give {what} with --keys, from {source}")
     return path

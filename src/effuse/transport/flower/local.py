@@ -1,4 +1,4 @@
-"""The whole federation on one machine, for trying out: a SuperLink, and every site in a process of its own."""
+"""The whole federation on one machine, for trials: a SuperLink, and every site in a process of its own."""
 
 import os
 import shutil
@@ -14,32 +14,32 @@ from effuse.core.recipe import read_manifest
 from effuse.transport.context import EngineContext
 from effuse.transport.flower import keys
 from effuse.transport.flower.server import Flower
-from effuse.transport.flower.subprocesses import free_port, last_words, start, stop
+from effuse.transport.flower.subprocesses import free_port, last_lines, start, stop
 from effuse.transport.flower.superlink import SuperLink
 from effuse.transport.flower.terms import Terms
 
 
-def on_this_machine(stage: EngineContext) -> Federation:
+def on_this_machine(context: EngineContext) -> Federation:
     """A federation over TLS with node authentication, on a loopback port, with keys made for it."""
-    place = stage.folder / "flower"
-    shutil.rmtree(place, ignore_errors=True)  # a run that is resumed gets new keys
-    keys.init(place / "keys", stage.recipe.clients)
-    link = SuperLink(place / "superlink", "127.0.0.1", free_port(), keys.ServerKeys(place / "keys"))
-    return OneMachine(stage, link, place)
+    files = context.folder / "flower"
+    shutil.rmtree(files, ignore_errors=True)  # a run that is resumed gets new keys
+    keys.init(files / "keys", context.recipe.clients)
+    superlink = SuperLink(files / "superlink", "127.0.0.1", free_port(), keys.ServerKeys(files / "keys"))
+    return OneMachine(context, superlink, files)
 
 
 class OneMachine(Flower):
     """Starts its own sites, each of which takes its share of the recipe's data."""
 
-    def __init__(self, stage: EngineContext, link: SuperLink, place: Path) -> None:
-        name = read_manifest(stage.folder).get("name") or "recipe"  # as a site would be asked to allow it
-        super().__init__(stage, link, Terms(), str(name))
-        self.superlink, self.place, self.folder = link, place, stage.folder
-        self.device = stage.machines[0].device.type
+    def __init__(self, context: EngineContext, superlink: SuperLink, files: Path) -> None:
+        name = read_manifest(context.folder).get("name") or "recipe"  # the name that sites see and may --allow
+        super().__init__(context, superlink, Terms(), str(name))
+        self.superlink, self.keys, self.folder = superlink, files / "keys", context.folder
+        self.device = context.machines[0].device.type
         self.sites: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        # before the SuperLink: they take as long as it does to get ready, and try until it answers
+        # before the SuperLink: sites take as long to start as it does, and try until it answers
         self.sites = [self._site(client) for client in self.clients]
         try:
             return super().__enter__()
@@ -49,38 +49,23 @@ class OneMachine(Flower):
 
     def _site(self, client: int) -> subprocess.Popen[bytes]:
         folder = self.folder / "clients" / str(client)
-        (folder / "manifest.json").unlink(missing_ok=True)  # terms are pinned for one sitting
-        command = [
-            sys.executable,
-            "-m",
-            "effuse",
-            "join",
-            self.superlink.address,
-            "--client-id",
-            str(client),
-            "--data",
-            "recipe",
-            "--keys",
-            str(self.place / "keys"),
-            "--folder",
-            str(folder),
-            "--device",
-            self.device,
-        ]
+        (folder / "manifest.json").unlink(missing_ok=True)  # pinned for the process that ended
+        command = [sys.executable, "-m", "effuse", "join", self.superlink.address, "--client-id", str(client)]
+        command += ["--data", "recipe", "--keys", str(self.keys), "--folder", str(folder), "--device", self.device]
         package = str(Path(effuse.__file__).parent.parent)
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         return start(command, folder / "join.log", {"PYTHONPATH": path})
 
-    def _look(self, *args: Any) -> None:
+    def _step(self, *args: Any) -> None:
         for client, process in enumerate(self.sites):
             if process.poll() is not None:
-                said = last_words(self.folder / "clients" / str(client) / "join.log", 1)
-                raise RunError(f"client {client} ended with code {process.returncode}: {said}")
-        super()._look(*args)
+                printed = last_lines(self.folder / "clients" / str(client) / "join.log", 1)
+                raise RunError(f"client {client} ended with code {process.returncode}: {printed}")
+        super()._step(*args)
 
     def __exit__(self, *exception: Any) -> None:
         try:
             super().__exit__(*exception)
         finally:
             stop(self.sites)
-        shutil.rmtree(self.place / "keys", ignore_errors=True)
+        shutil.rmtree(self.keys, ignore_errors=True)

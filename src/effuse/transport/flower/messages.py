@@ -1,17 +1,21 @@
-"""What server and sites write to each other, and the seam below which a transport carries it."""
+"""The messages between server and sites, and the interface of the transport below them."""
 
+import contextlib
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from effuse.core.errors import EffuseError
+from effuse.core.errors import EffuseError, WireError
 from effuse.core.message import message
+from effuse.core.wire import decode, encode
 
 INVITATION, ORDER, FAREWELL = "hello", "order", "farewell"  # from the server
-ENROLMENT, ANSWER, REFUSAL = "enrolled", "answer", "refusal"  # from a site
+ENROLMENT, ANSWER, REFUSAL = "enrolled", "answer", "refusal"  # from a site; the server refuses a site, too
 UNDELIVERED = "undelivered"  # from the transport: the site is gone, or went before it answered
+HEAD_LIMIT = 64 << 10  # bytes that a site's enrolment, receipt or refusal may have
+REASON_LIMIT, SHOWN_LIMIT = 1000, 400  # characters of a refusal: that are sent, and that are reported
 
 
 class Packet(NamedTuple):
@@ -28,7 +32,7 @@ class Packet(NamedTuple):
 
 @message(name="terms")
 class Invitation:
-    """The server's terms: the manifest, and proof that whoever sends it holds the server's key."""
+    """The server's terms: the manifest, and proof that its sender holds the server's key."""
 
     name: str
     recipe: dict[str, str]  # resolved, every value in the closed grammar
@@ -46,7 +50,7 @@ class Invitation:
 
 @message(name="enrolment")
 class Enrolment:
-    """A site accepts; a new session means that whatever it was doing before is lost."""
+    """A site accepts the terms; a new session means that its process was restarted and its orders are lost."""
 
     client: int
     session: str
@@ -54,42 +58,58 @@ class Enrolment:
 
 @message(name="refusal")
 class Refusal:
-    """A site declines or fails, in one sentence."""
+    """One side declines or fails, in one sentence."""
 
     why: str
 
 
+def refusal(why: str) -> Packet:
+    """A refusal that is ready to be sent."""
+    return Packet(REFUSAL, encode(Refusal(why[:REASON_LIMIT]), Refusal))
+
+
+def reason_of(packet: Packet) -> str:
+    """The sentence of a refusal, in one line of limited length."""
+    with contextlib.suppress(WireError):
+        return " ".join(decode(packet.head, Refusal, HEAD_LIMIT).why.split())[:SHOWN_LIMIT]
+    return "a refusal that cannot be read"
+
+
+def unknown_kind(packet: Packet) -> str:
+    return f"a message of the unknown type '{packet.kind[:40]}'"
+
+
 class Lost(EffuseError):
-    """The connection broke, and with it everything under way."""
+    """The connection broke, and everything under way is lost with it."""
 
 
 class Channel(ABC):
-    """The server's transport: letters to nodes, and their replies."""
+    """The server's transport: packets to nodes, and their replies."""
 
     @abstractmethod
     def open(self) -> None:
-        """Start, or start again after `Lost`; tickets from before are worthless."""
+        """Start, or start again after `Lost`; tickets from before are no longer valid."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
     @abstractmethod
     def nodes(self) -> set[int]:
-        """Who is connected."""
+        """The nodes that are connected."""
 
     @abstractmethod
     def owner(self, node: int) -> int | None:
         """The client whose key this node has proved to hold; None where there are no keys."""
 
     @abstractmethod
-    def signed(self, hello: Invitation) -> Invitation:
-        """The same terms with this server's proof."""
+    def signed(self, invitation: Invitation) -> Invitation:
+        """The same terms with this server's signature."""
 
     @abstractmethod
-    def send(self, node: int, letter: Packet, life: float) -> str:
-        """Send a letter that may be forgotten after `life` seconds; the ticket fetches its reply."""
+    def send(self, node: int, packet: Packet, life: float) -> str:
+        """Send a packet that may be discarded after `life` seconds; the ticket fetches its reply."""
 
     @abstractmethod
     def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
-        """Replies that are there, one in memory at a time; one still uploading may take `patience` seconds."""
+        """The replies that have come, one in memory at a time; one that is still uploading may take `patience` seconds."""

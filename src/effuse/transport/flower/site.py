@@ -1,4 +1,4 @@
-"""A site's side: it judges the terms, keeps its data and state, and carries out orders with everything ready."""
+"""A site's side: it checks the terms, keeps its data and its state, and carries out orders."""
 
 import contextlib
 import dataclasses
@@ -30,15 +30,15 @@ from effuse.transport.refusals import refuse_model
 from effuse.transport.state import Snapshots
 from effuse.transport.worker import Worker
 
-# errors about data and files may name patients and paths
-ABOUT_THE_SERVER = (FederationError, ModelError, RecipeError, TrainingError, WireError)
+# errors whose sentences the server is sent; those about data and files may name patients and paths
+DISCLOSED = (FederationError, ModelError, RecipeError, TrainingError, WireError)
 LOG_BYTES, LOG_FILES = 1 << 20, 3  # of site.log: size at which it is rotated, and how many older ones are kept
-FEWEST = 12  # hexadecimal digits of a hash that name a manifest
+MIN_DIGITS = 12  # hexadecimal digits of a hash that --allow must have
 
 
 @dataclasses.dataclass(frozen=True)
 class Consent:
-    """Which manifests a site accepts: any one at first, or only that of a file, or only that of a hash."""
+    """Which manifests a site accepts: the first that comes, or only that of a file, or only that of a hash."""
 
     recipe: dict[str, str] | None = None
     name: str | None = None
@@ -48,102 +48,104 @@ class Consent:
     def given(cls, file: Path | None, allow: str | None) -> "Consent":
         """From the command line's `--recipe FILE` and `--allow RECIPE@HASH`."""
         name, at, digest = (allow or "").partition("@")
-        if allow is not None and (not at or len(digest) < FEWEST or set(digest) - set("0123456789abcdef")):
+        if allow is not None and (not at or len(digest) < MIN_DIGITS or set(digest) - set("0123456789abcdef")):
             raise FederationError(
-                f"--allow {allow}: expected RECIPE@HASH with {FEWEST} or more digits of the manifest's hash"
+                f"--allow {allow}: expected RECIPE@HASH with {MIN_DIGITS} or more digits of the manifest's hash"
             )
         return cls(Recipe.restore(read_manifest(file)["recipe"]).saved() if file else None, name or None, digest or None)
 
-    def check(self, hello: Invitation) -> None:
-        """Refuse what was not agreed to."""
-        if self.digest is not None and (hello.name != self.name or not hello.digest.startswith(self.digest)):
-            raise FederationError(f"this site accepts {self.name}@{self.digest} only, not {hello.name}@{hello.digest}")
-        if self.recipe is not None and self.recipe != hello.recipe:
-            key = next(k for k in (*self.recipe, *hello.recipe) if self.recipe.get(k) != hello.recipe.get(k))
-            theirs, ours = hello.recipe.get(key), self.recipe.get(key)
-            raise FederationError(f"this site accepts its own recipe only: {key} is {theirs} there and {ours} here")
+    def check(self, invitation: Invitation) -> None:
+        """Refuse a manifest that the site does not accept."""
+        if self.digest is not None and (invitation.name != self.name or not invitation.digest.startswith(self.digest)):
+            raise FederationError(
+                f"this site accepts {self.name}@{self.digest} only, not {invitation.name}@{invitation.digest}"
+            )
+        if self.recipe is not None and self.recipe != invitation.recipe:
+            key = next(k for k in (*self.recipe, *invitation.recipe) if self.recipe.get(k) != invitation.recipe.get(k))
+            offered, own = invitation.recipe.get(key), self.recipe.get(key)
+            raise FederationError(f"this site accepts only its own recipe: {key} is {offered} at the server and {own} here")
 
 
 class Site:
-    """One client where its data is."""
+    """One client, on the machine that holds its data."""
 
     def __init__(
         self, folder: Path, client: int, data: Source | None, consent: Consent, device: str, say: Callable[[str], None]
     ) -> None:
-        self.folder, self.client, self.data, self.consent, self._say = folder, client, data, consent, say
+        self.folder, self.client, self.data, self.consent, self._show = folder, client, data, consent, say
         self.device = pick_device(device)
         self.session = secrets.token_hex(8)
         with writing(folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # state may hold models of this site's data alone
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may hold models of this site's data
         self._log = log_in(folder)
-        self.train = data.load("train") if data is not None else None  # what cannot be read is told before anyone waits
+        self.train = data.load("train") if data is not None else None  # unreadable data fails before anyone waits
         self.held_out = "" if data is None else f"; held out: {_held_out(data)}"
         self.worker: Worker | None = None
-        self._threads = self._cores = torch.get_num_threads()  # all of this machine's, or what OMP_NUM_THREADS says
+        self._threads = self._cores = torch.get_num_threads()  # all of this machine's, or OMP_NUM_THREADS
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the folder: two processes of one client would take each other's state."""
-        with held(self.folder / ".lock") as ours:
-            if not ours:
+    def locked(self) -> Iterator[None]:
+        """Lock the folder: two processes of one client would delete each other's state."""
+        with held(self.folder / ".lock") as acquired:
+            if not acquired:
                 raise FederationError(f"{self.folder} is in use by another `effuse join`; end it first")
             yield
 
-    def agree(self, hello: Invitation) -> Recipe:
-        """The recipe of these terms, if they are what was agreed to; the first that come are shown and pinned."""
-        self.consent.check(hello)
+    def agree(self, invitation: Invitation) -> Recipe:
+        """The recipe of these terms, if the site accepts them; the first accepted manifest is shown and pinned."""
+        self.consent.check(invitation)
         pinned = self.folder / "manifest.json"
         if pinned.exists():
-            known = json.loads(pinned.read_text())["digest"]
-            if known != hello.digest:
+            known, offered = json.loads(pinned.read_text())["digest"], invitation.digest
+            if known != offered:
                 raise FederationError(
-                    f"client {self.client} has agreed to the manifest {known[:FEWEST]} and not to {hello.digest[:FEWEST]}; "
-                    "the site may accept another after removing manifest.json from its folder"
+                    f"client {self.client} has agreed to the manifest {known[:MIN_DIGITS]} and not to "
+                    f"{offered[:MIN_DIGITS]}; the site accepts another after manifest.json is removed from its folder"
                 )
-        recipe = Recipe.restore(hello.recipe)
+        recipe = Recipe.restore(invitation.recipe)
         if not pinned.exists():
-            self.say(f"the server's manifest is {hello.name}@{hello.digest}:")
-            for key, value in hello.recipe.items():
-                self.say(f"  {key}={value}")
-            manifest = {"digest": hello.digest, "name": hello.name, "recipe": hello.recipe, "classes": hello.classes}
+            self.report(f"the server's manifest is {invitation.name}@{invitation.digest}:")
+            for key, value in invitation.recipe.items():
+                self.report(f"  {key}={value}")
+            manifest = {key: getattr(invitation, key) for key in ("digest", "name", "recipe", "classes")}
             write_atomically(pinned, (json.dumps(manifest, indent=2) + "\n").encode())
-            self.say(f"it is now pinned in {pinned}; any other will be refused")
+            self.report(f"it is now pinned in {pinned}; any other will be refused")
         return recipe
 
-    def enrol(self, hello: Invitation) -> Enrolment:
-        """Agree and get ready: data on the device, machine built."""
-        recipe = self.agree(hello)
+    def enrol(self, invitation: Invitation) -> Enrolment:
+        """Agree, and prepare the worker: data on the device, machine built."""
+        recipe = self.agree(invitation)
         if self.worker is None:
-            self.worker = self._ready(recipe, hello.classes)
+            self.worker = self._prepared(recipe, invitation.classes)
         return Enrolment(self.client, self.session)
 
     def perform(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Carry out an order."""
         if self.worker is None:
             raise FederationError(f"client {self.client} was sent an order before the terms")
-        torch.set_num_threads(self._threads)  # of this thread: thread count changes float sums
+        torch.set_num_threads(self._threads)  # a setting of the calling thread; it changes float sums
         return self.worker.handle(head, body)
 
-    def say(self, words: str) -> None:
-        """Tell whoever watches, and the site's log."""
+    def report(self, words: str) -> None:
+        """Show a sentence on the screen, and write it to the site's log."""
         self._log.info(words)
-        self._say(words)
+        self._show(words)
 
     def failed(self, error: Exception) -> str:
-        """Tell of an error here, with its traceback in the site's log; returns what the server is told of it."""
+        """Report an error at the site, with its traceback in the log; returns the sentence for the server."""
         words = f"refused: {error}" if isinstance(error, EffuseError) else f"failed: {type(error).__name__}: {error}"
         self._log.error(words, exc_info=error)
-        self._say(words)
-        return self.admitted(error)
+        self._show(words)
+        return self.disclosed(error)
 
-    def admitted(self, error: Exception) -> str:
-        """What the server is told of an error: sentences about its own terms and orders, and of others no more than their kind."""
-        if isinstance(error, ABOUT_THE_SERVER):
+    def disclosed(self, error: Exception) -> str:
+        """The sentence for the server: about its own terms and orders in full, about anything else only the error's type."""
+        if isinstance(error, DISCLOSED):
             return str(error).replace(str(self.folder), "its folder")
-        return f"{type(error).__name__}; the site's own log says more"
+        return f"{type(error).__name__}; the details are in the site's own log"
 
     def shard(self, recipe: Recipe, classes: tuple[str, ...]) -> Shard:
-        """What this site trains on: all of its own data, or its share of the recipe's where sites are simulated."""
+        """The images that this site trains on: all of its own data, or a simulated site's share of the recipe's data."""
         if self.train is None:
             train = recipe.data.load("train").to(self.device)
             shards = recipe.shards(train)
@@ -158,17 +160,17 @@ class Site:
         return Shard.whole(train.to(self.device))
 
     def counted(self, shard: Shard) -> str:
-        """The images that take part, by class, and how many do not: for whoever answers for them, and nobody else."""
+        """How many images take part, by class, and how many are held out; shown at the site and never sent."""
         classes = ", ".join(f"{name} {n:,}" for name, n in zip(shard.dataset.classes, shard.histogram))
         return f"{len(shard):,} image{'s' * (len(shard) != 1)}: {classes}{self.held_out}"
 
-    def _ready(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
+    def _prepared(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
         shard = self.shard(recipe, classes)
         machine = machines_for(recipe, self.device, len(shard))[0]
-        # as in a simulation, where clients share them, if it is to end in the same bits; otherwise a site has its machine for itself
-        shared = recipe.reproducible or self.data is None
-        self._threads = (machine.threads or recipe.threads) if shared else self._cores
-        kept = Snapshots(self.folder)
+        # for the same bits as a simulation, a site uses the threads of one simulated client; otherwise all cores
+        simulated = recipe.reproducible or self.data is None
+        self._threads = (machine.threads or recipe.threads) if simulated else self._cores
+        snapshots = Snapshots(self.folder)
 
         def client(k: int) -> Client:
             if k != self.client:
@@ -176,11 +178,11 @@ class Site:
             return Client(machine, recipe.task, recipe.rounds, k, shard)
 
         secret = b"" if recipe.reproducible else self._secret()
-        self.say(f"client {self.client} is ready with {self.counted(shard)}")
-        return Worker(recipe.algorithm, recipe.seed, client, lambda k: kept, recipe.wire, secret)
+        self.report(f"client {self.client} is ready with {self.counted(shard)}")
+        return Worker(recipe.algorithm, recipe.seed, client, lambda k: snapshots, recipe.wire, secret)
 
     def _secret(self) -> bytes:
-        """The site's own part of its randomness: a server that knew batches and noise could invert updates."""
+        """The site's own part of its randomness: a server that knew the batches and the noise could invert updates."""
         path = self.folder / "secret"
         if not path.exists():
             with writing(path):
@@ -191,14 +193,14 @@ class Site:
 
 
 class PrivateFile(logging.handlers.RotatingFileHandler):
-    """A log that nobody else may read: its sentences may name patients and paths."""
+    """A log that only its owner may read: its sentences may name patients and paths."""
 
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
 def log_in(folder: Path) -> logging.Logger:
-    """The site's log; a logger of its own, so that two sites in one process do not write into each other's."""
+    """The site's log; each site has its own logger, so that two sites in one process have separate logs."""
     handler = PrivateFile(folder / "site.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
     form = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     form.converter = time.gmtime
@@ -209,7 +211,7 @@ def log_in(folder: Path) -> logging.Logger:
 
 
 def _held_out(data: Source) -> str:
-    """How many images are left for the site's own testing; nobody is kept from training for want of them."""
+    """How many images are held out for the site's own testing; a site may train without any."""
     try:
         return f"{len(data.load('test')):,}"
     except DataError as error:
@@ -217,12 +219,13 @@ def _held_out(data: Source) -> str:
 
 
 def refuse_images(recipe: Recipe, train: Dataset) -> None:
-    """Images of another size or other colours than the federation's: whoever has them cannot change the network."""
-    (side, channels), ours = ((s.side, s.channels) for s in (recipe.model.shape, train.shape))
-    if (side, channels) != ours:
+    """Refuse images whose size or channels differ from the federation's; a site cannot change the network."""
+    (side, channels), (own_side, own_channels) = ((s.side, s.channels) for s in (recipe.model.shape, train.shape))
+    if (side, channels) != (own_side, own_channels):
         raise RecipeError(
-            f"the federation's images are {side}x{side} with {_colours(channels)}, this site's are {ours[0]}x{ours[0]} with "
-            f"{_colours(ours[1])}; add resize(side={side}) and channels(n={channels}) to the transforms of --data"
+            f"the federation's images are {side}x{side} with {_colours(channels)}, "
+            f"this site's are {own_side}x{own_side} with {_colours(own_channels)}; "
+            f"add resize(side={side}) and channels(n={channels}) to the transforms of --data"
         )
 
 
@@ -231,15 +234,15 @@ def _colours(channels: int) -> str:
 
 
 def relabelled(data: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """The same images under the federation's numbers for their classes; a site need not have images of every class."""
-    strange = [name for name in data.classes if name not in classes]
-    if strange:
-        raise DataError(f"the federation has no class '{strange[0]}'; its classes: {', '.join(classes)}")
+    """The same images with the federation's class numbers; a site need not have images of every class."""
+    unknown = [name for name in data.classes if name not in classes]
+    if unknown:
+        raise DataError(f"the federation has no class '{unknown[0]}'; its classes: {', '.join(classes)}")
     numbers = torch.tensor([classes.index(name) for name in data.classes])
     return dataclasses.replace(data, labels=numbers[data.labels], classes=classes)
 
 
-def told(head: bytes) -> str:
-    """An order as a line for whoever watches the site."""
+def described(head: bytes) -> str:
+    """An order as the site shows it."""
     order = decode(head, Order)
     return f"round {order.t}, job '{order.job}'"

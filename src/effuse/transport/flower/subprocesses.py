@@ -1,4 +1,4 @@
-"""Processes of our own: they end when we do, and no others."""
+"""Child processes that end with this process; no other process is touched."""
 
 import contextlib
 import ctypes
@@ -12,14 +12,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-GRACE = 15.0  # seconds between asking a process to end and ending it
+GRACE = 15.0  # seconds between SIGTERM and SIGKILL
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def _leash() -> None:
-    """Die with the parent, even where it is killed; the session is the process's own, so Ctrl-C does not reach it first."""
+def _die_with_parent() -> None:
+    """Make a child die with its parent, also when that is killed; in a session of its own Ctrl-C does not reach it first."""
     os.setsid()
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -35,12 +35,12 @@ def start(command: Sequence[str], log: Path, environment: dict[str, str]) -> sub
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | environment,
-            preexec_fn=_leash,
+            preexec_fn=_die_with_parent,
         )
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End processes and what they started: ask, wait, insist."""
+    """End processes and their children: by SIGTERM, and after a while by SIGKILL."""
     _signal(processes, signal.SIGTERM)
     until = time.monotonic() + GRACE
     for process in processes:
@@ -59,15 +59,15 @@ def _signal(processes: Sequence[subprocess.Popen[bytes]], what: signal.Signals) 
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def taken(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+def port_in_use(host: str, port: int) -> bool:
+    """Whether a process listens there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,9 +78,9 @@ def taken(host: str, port: int) -> bool:
     return False
 
 
-def last_words(log: Path, lines: int = 3) -> str:
-    """The end of a process's log, for an error."""
+def last_lines(log: Path, lines: int = 3) -> str:
+    """The end of a process's log, for an error message."""
     if not log.exists():
-        return "it said nothing"
-    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " | ".join(said[-lines:])[-600:] or "it said nothing"
+        return "it printed nothing"
+    printed = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(printed[-lines:])[-600:] or "it printed nothing"

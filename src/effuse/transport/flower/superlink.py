@@ -1,4 +1,4 @@
-"""The server's end of Flower: a SuperLink of our own, and a run on it whose ServerApp is this process."""
+"""The server's end of Flower: a SuperLink as a child process, and a run on it whose ServerApp is this process."""
 
 import contextlib
 import functools
@@ -45,18 +45,17 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import RunError
-from effuse.core.wire import encode
-from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
+from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ServerKeys
-from effuse.transport.flower.messages import REFUSAL, Channel, Invitation, Lost, Packet, Refusal
-from effuse.transport.flower.subprocesses import last_words, start, stop, taken
+from effuse.transport.flower.messages import Channel, Invitation, Lost, Packet, refusal
+from effuse.transport.flower.subprocesses import last_lines, port_in_use, start, stop
 
-START_UP = 60.0  # seconds that a SuperLink may take to come up
-HEARTBEAT = 10.0  # seconds between signs of life; Flower gives up after about sixty
+START_UP = 60.0  # seconds that a SuperLink may take to start
+HEARTBEAT = 10.0  # seconds between heartbeats; Flower gives up after about sixty
 TRIES = 4  # of a call, before the connection counts as lost
 T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-APP = {  # a SuperLink runs only what has an app; this one's code is never run, by anybody
+APP = {  # a SuperLink starts no run without an app; the code of this one is never executed
     "pyproject.toml": b"""[project]
 name = "effuse"
 version = "1.0.0"
@@ -71,70 +70,70 @@ clientapp = "effuse_app:app"
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """Flower kept to itself: a home of its own, no telemetry, no update check."""
+    """Flower with a home folder of its own, without telemetry and update checks."""
     return {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 class SuperLink(Channel):
-    """Letters through a SuperLink that lives and dies with this process."""
+    """Packets through a SuperLink that is a child of this process."""
 
     def __init__(self, folder: Path, host: str, port: int, keys: ServerKeys | None) -> None:
         self.folder, self.host, self.port, self.keys = folder, host, port, keys
-        near = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-        self.address = f"[{near}]:{port}" if ":" in near else f"{near}:{port}"
+        reachable = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        self.address = f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
         self.process: subprocess.Popen[bytes] | None = None
-        self._owners: dict[int, int] = {}
+        self._owners: dict[int, int] = {}  # node -> client
         self._run = 0
-        self._resting = threading.Event()
+        self._stopped = threading.Event()
 
     def open(self) -> None:
         self.close()
-        self._start()
-        self._owners = self._speak(self._register)
-        self._speak(self._begin)
+        self._start_superlink()
+        self._owners = self._call(self._register_keys)
+        self._call(self._start_run)
 
     def close(self) -> None:
-        self._resting.set()
+        self._stopped.set()
         if self.process is not None:
             with contextlib.suppress(httpx.HTTPError, AttributeError):
                 output = PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
                 if self.process.poll() is None:
-                    self._ends.client.PushTaskOutput(output)
-                self._ends.client.close()
+                    self._endpoint.client.PushTaskOutput(output)
+                self._endpoint.client.close()
             stop([self.process])
             self.process = None
 
     def nodes(self) -> set[int]:
-        there = {node.node_id for node in self._speak(lambda: self._ends.client.GetNodes(GetNodesRequest())).nodes}
-        # anyone may register a node with a SuperLink; with keys only those that we registered are ours
-        return there if self.keys is None else there & self._owners.keys()
+        nodes = {node.node_id for node in self._call(lambda: self._endpoint.client.GetNodes(GetNodesRequest())).nodes}
+        # anyone can register a node with a SuperLink; with keys, only the nodes of registered keys take part
+        return nodes if self.keys is None else nodes & self._owners.keys()
 
     def owner(self, node: int) -> int | None:
         return self._owners.get(node)
 
-    def signed(self, hello: Invitation) -> Invitation:
-        return hello if self.keys is None else self.keys.sign(hello, self._run)
+    def signed(self, invitation: Invitation) -> Invitation:
+        return invitation if self.keys is None else self.keys.sign(invitation, self._run)
 
-    def send(self, node: int, letter: Packet, life: float) -> str:
-        kind = "query.effuse" if not letter.body else "train.effuse"
-        message = Message(content_of(letter), node, kind, ttl=life)
+    def send(self, node: int, packet: Packet, life: float) -> str:
+        kind = "query.effuse" if not packet.body else "train.effuse"
+        message = Message(records_of(packet), node, kind, ttl=life)
 
         def request(proto: Any, tree: ObjectTree) -> Any:
             return PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
 
-        return self._speak(lambda: push(self._ends, self._run, message, request))
+        return self._call(lambda: push(self._endpoint, self._run, message, request))
 
     def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
-        pulled = self._speak(lambda: self._ends.client.PullMessages(PullAppMessagesRequest(message_ids=tickets)))
+        pulled = self._call(lambda: self._endpoint.client.PullMessages(PullAppMessagesRequest(message_ids=tickets)))
         for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             try:
-                letter = letter_of(self._speak(functools.partial(pull, self._ends, self._run, tree, patience)))
+                packet = packet_of(self._call(functools.partial(pull, self._endpoint, self._run, tree, patience)))
             except ObjectPullError as error:
-                letter = Packet(REFUSAL, encode(Refusal(f"its upload was not completed ({error})"), Refusal))
-            yield proto.metadata.reply_to_message_id, letter
+                packet = refusal(f"its upload was not completed ({error})")
+            yield proto.metadata.reply_to_message_id, packet
 
-    def _speak(self, call: Callable[[], T]) -> T:
-        """A call to the SuperLink: a hiccup is tried again, a broken conversation is `Lost`."""
+    def _call(self, call: Callable[[], T]) -> T:
+        """Call the SuperLink: a transport error is tried again, any other failure is `Lost`."""
         for attempt in range(TRIES):
             if self.process is None or self.process.poll() is not None:
                 raise Lost("the SuperLink has ended")
@@ -147,27 +146,17 @@ class SuperLink(Channel):
                 raise Lost(f"{type(error).__name__}: {error}") from None
         raise Lost(why)
 
-    def _start(self) -> None:
-        if taken(self.host, self.port):  # or we would talk to whoever is there
-            raise RunError(f"somebody listens on {self.address} already; end that, or choose another port")
+    def _start_superlink(self) -> None:
+        if port_in_use(self.host, self.port):  # the calls below would reach that other process
+            raise RunError(f"another process listens on {self.address}; end it, or choose another port")
         secret = self.folder / "secret"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         secret.write_bytes(secrets.token_bytes(32))
         secret.chmod(0o600)
         tool = shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) or "flower-superlink"
-        command = [
-            tool,
-            "--host",
-            self.host,
-            "--port",
-            str(self.port),
-            "--isolation",
-            "process",
-            "--superexec-auth-secret-file",
-            str(secret),
-            "--disable-runtime-dependency-installation",
-        ]
+        command = [tool, "--host", self.host, "--port", str(self.port), "--isolation", "process"]
+        command += ["--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
         if self.keys is None:
             command += ["--insecure"]
         else:
@@ -186,13 +175,13 @@ class SuperLink(Channel):
                     self.close()
                     name = self.address.rpartition(":")[0]
                     raise RunError(
-                        f"the certificate in --keys is not good for {name}; make keys with --host {name}"
+                        f"the certificate in --keys is not valid for {name}; make keys with --host {name}"
                     ) from None
             if self.process.poll() is not None or time.monotonic() > until:
                 ended = self.process.poll() is not None
                 self.close()
                 how = "ended at once" if ended else f"did not answer within {START_UP:.0f} s"
-                raise RunError(f"the SuperLink at {self.address} {how}: {last_words(log)}; is the port free?")
+                raise RunError(f"the SuperLink at {self.address} {how}: {last_lines(log)}; is the port free?")
             time.sleep(0.1)
 
     def _connected(self, kind: Any, *interceptors: Any) -> Any:
@@ -200,8 +189,8 @@ class SuperLink(Channel):
         root = None if self.keys is None else self.keys.ca.read_bytes()
         return kind.from_server_address(self.address, self.keys is None, root, [component, *interceptors])
 
-    def _register(self) -> dict[int, int]:
-        """Make every client's key known; the SuperLink answers with the node that this key will be."""
+    def _register_keys(self) -> dict[int, int]:
+        """Register every client's key; the SuperLink answers with the number of the key's node."""
         if self.keys is None:
             return {}
         with contextlib.closing(self._connected(ControlHttpClient)) as control:
@@ -210,23 +199,22 @@ class SuperLink(Channel):
                 for client, key in self.keys.clients().items()
             }
 
-    def _begin(self) -> None:
-        """Start a Flower run, and be its ServerApp."""
+    def _start_run(self) -> None:
+        """Start a Flower run, and take the part of its ServerApp."""
         blob = build_fab_from_files(APP)[0]
         fab = fab_to_proto(Fab(hashlib.sha256(blob).hexdigest(), blob, {}))
         with contextlib.closing(self._connected(ControlHttpClient)) as control:
             self._run = control.StartRun(StartRunRequest(fab=fab)).run_id
-        token = self._acquire()
+        token = self._acquire_token()
         client = self._connected(RuntimeHttpClient, RuntimeTokenHttpInterceptor(token))
-        self._ends = Ends(client, Node(node_id=SUPERLINK_NODE_ID))
-        given = client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-        TaskIdentity.node_id = given.context.node_id
-        self._resting = threading.Event()
-        threading.Thread(target=_beat, args=(client, self._resting), daemon=True).start()
+        self._endpoint = Endpoint(client, Node(node_id=SUPERLINK_NODE_ID))
+        task = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id
+        self._stopped = threading.Event()
+        threading.Thread(target=_send_heartbeats, args=(client, self._stopped), daemon=True).start()
 
-    def _acquire(self) -> str:
-        """The token of our run; whoever else started one on this SuperLink waits in vain."""
+    def _acquire_token(self) -> str:
+        """The token of this run; a run that a stranger started on this SuperLink is never carried out."""
         secret = (self.folder / "secret").read_bytes()
         proof = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
         until = time.monotonic() + START_UP
@@ -236,10 +224,10 @@ class SuperLink(Channel):
                 if offered.HasField("task") and offered.task.run_id == self._run:
                     return str(offered.token)
                 time.sleep(0.05)
-        raise RunError(f"the SuperLink at {self.address} does not hand out the run that it was given")
+        raise RunError(f"the SuperLink at {self.address} does not start the run; see {self.folder / 'superlink.log'}")
 
 
-def _beat(client: RuntimeHttpClient, resting: threading.Event) -> None:
-    while not resting.wait(HEARTBEAT):
+def _send_heartbeats(client: RuntimeHttpClient, stopped: threading.Event) -> None:
+    while not stopped.wait(HEARTBEAT):
         with contextlib.suppress(httpx.HTTPError, RuntimeError):
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())

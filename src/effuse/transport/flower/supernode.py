@@ -1,6 +1,7 @@
-"""A site's end of Flower: outbound requests only, no listening port, and no code that anybody sends is ever run."""
+"""A site's end of Flower: it only makes outbound requests, and never runs code that it is sent."""
 
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -31,7 +32,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from effuse.core.errors import FederationError
 from effuse.core.wire import decode, encode
-from effuse.transport.flower.codec import Ends, content_of, letter_of, pull, push
+from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ClientKeys
 from effuse.transport.flower.messages import (
     ANSWER,
@@ -43,87 +44,88 @@ from effuse.transport.flower.messages import (
     Enrolment,
     Invitation,
     Packet,
-    Refusal,
+    reason_of,
+    refusal,
 )
-from effuse.transport.flower.site import Site, told
-from effuse.transport.flower.trouble import Disconnected, TurnedAway, clocks_apart, code_of, in_short
+from effuse.transport.flower.site import Site, described
+from effuse.transport.flower.trouble import Disconnected, TurnedAway, clock_difference, code_of, summary
 
-POLL, SLOWEST = 0.2, 3.0  # seconds between looks for a letter
-IDLE_SHARE = 0.05  # of the time since the last letter: who waits long looks less often, and rounds get hardly longer
-HEARTBEAT = 4.0  # seconds between signs of life; after two of Flower's shortest intervals without one a node counts as gone
+POLL, SLOWEST_POLL = 0.2, 3.0  # seconds between polls
+IDLE_SHARE = 0.05  # the pause between polls as a share of the time since the last packet; rounds become hardly longer
+HEARTBEAT = 4.0  # seconds between heartbeats; after two of Flower's shortest intervals without one a node counts as gone
 AGAIN = 1.0  # seconds before a lost connection is tried again
-REFUSED = 30.0  # seconds of being refused after which it is meant
-STARTING = 5.0  # seconds of not being known after which it is meant: a server that starts learns its keys in a tenth of one
-DOWNLOAD = 3600.0  # seconds that a letter may take to come
+REFUSED = 30.0  # seconds after which the site gives up if the server refuses it
+STARTING = 5.0  # the same if the server does not know its key; a server that starts knows its keys in a tenth of a second
+DOWNLOAD = 3600.0  # seconds that a download may take
 
 
 class SiteClient:
-    """Keeps a site connected: letters in, replies out, while a thread of its own does the work."""
+    """Keeps a site connected: it fetches packets and sends replies, while a thread carries out the orders."""
 
     def __init__(self, site: Site, address: str, keys: ClientKeys | None) -> None:
         self.site, self.address, self.keys = site, address, keys
-        # without keys a node is whoever it says; one identity for as long as we run, so that a reply finds its way after a break
+        # without keys a node has any identity; one for the whole process, so that a reply can be sent after a reconnection
         self.private = keys.private if keys is not None else ec.generate_private_key(ec.SECP384R1())
         self.public = public_key_to_bytes(self.private.public_key())
         self._orders: queue.Queue[tuple[Message, Packet]] = queue.Queue()
         self._replies: queue.Queue[tuple[Message, Packet]] = queue.Queue()
-        self._early: list[tuple[int, Message, Packet]] = []  # orders that came before the terms
-        self._vouched: set[int] = set()  # Flower runs whose terms we accepted
-        self._failing: dict[bool, float] = {}  # since when we are refused: as unknown, and otherwise
-        self._reason = ""  # why there was no connection, as it was said last
-        self._dry = self._over = False
-        self._seen: Invitation | None = None
+        self._early_orders: list[tuple[int, Message, Packet]] = []  # orders that came before the terms
+        self._accepted: set[int] = set()  # Flower runs whose terms the site accepted
+        self._refused_since: dict[bool, float] = {}  # key unknown? -> when the server first refused this node for that
+        self._reason = ""  # why there was no connection, as it was reported last
+        self._dry_run = self._over = False
+        self._invitation: Invitation | None = None
 
     def run(self) -> None:
-        """Serve until the run is over."""
+        """Carry out orders until the run is over."""
         threading.Thread(target=self._work, daemon=True).start()
         while not self._over:
-            self._try(lambda: self._over and self._replies.empty())
-        self.site.say("the server says that the run is over")
+            self._attempt(lambda: self._over and self._replies.empty())
+        self.site.report("the server says that the run is over")
 
     def peek(self) -> Invitation:
-        """The server's terms, declined."""
-        self._dry = True
-        while self._seen is None:
-            self._try(lambda: self._seen is not None and self._replies.empty())
-        if self._seen.owner not in (None, self.site.client):  # who joins in earnest is turned away by the server
-            ours, theirs = self.site.client, self._seen.owner
-            remedy = f"give --client-id {theirs}, or ask the server's operator for the keys of client {ours}"
-            raise FederationError(f"--keys holds the key of client {theirs}, not of client {ours}; {remedy}")
-        return self._seen
+        """The server's terms, which the site declines: a dry run."""
+        self._dry_run = True
+        while self._invitation is None:
+            self._attempt(lambda: self._invitation is not None and self._replies.empty())
+        if self._invitation.owner not in (None, self.site.client):  # without a dry run the server refuses
+            client, owner = self.site.client, self._invitation.owner
+            remedy = f"give --client-id {owner}, or ask the server's operator for the keys of client {client}"
+            raise FederationError(f"--keys holds the key of client {owner}, not of client {client}; {remedy}")
+        return self._invitation
 
-    def _try(self, enough: Callable[[], bool]) -> None:
+    def _attempt(self, enough: Callable[[], bool]) -> None:
         try:
-            self._converse(enough)
-        except Disconnected as gone:
-            if str(gone) != self._reason:  # once, and not every second of a night
-                self.site.say(f"no connection to {self.address} ({gone}); trying again {gone.until}")
-            self._reason = str(gone)
+            self._exchange(enough)
+        except Disconnected as error:
+            if str(error) != self._reason:  # the same reason is reported once
+                self.site.report(f"no connection to {self.address} ({error}); trying again {error.until}")
+            self._reason = str(error)
             time.sleep(AGAIN)
 
-    def _converse(self, enough: Callable[[], bool]) -> None:
-        """One connection, from activation to its break, or until it is enough."""
+    def _exchange(self, enough: Callable[[], bool]) -> None:
+        """Use one connection, from activation until it breaks or until it is enough."""
         with self._connected() as client:
             node = self._activated(client)
-            ends = Ends(client, node)
+            endpoint = Endpoint(client, node)
             self._reason = ""
-            self.site.say(f"connected to {self.address} as client {self.site.client}")
-            resting = threading.Event()
+            self.site.report(f"connected to {self.address} as client {self.site.client}")
+            stopped = threading.Event()
             lost = threading.Event()
-            threading.Thread(target=_beat, args=(client, node, resting, lost), daemon=True).start()
+            threading.Thread(target=_send_heartbeats, args=(client, node, stopped, lost), daemon=True).start()
             last, pause = time.monotonic(), 0.0
             try:
                 while not enough():
                     if lost.is_set():
                         raise Disconnected("the server no longer knows this node")
-                    busy = self._reply(ends, pause)
-                    busy |= self._receive(ends)
+                    busy = self._reply(endpoint, pause)
+                    busy |= self._receive(endpoint)
                     last = time.monotonic() if busy else last
-                    pause = 0.0 if busy else min(SLOWEST, max(POLL, IDLE_SHARE * (time.monotonic() - last)))
+                    pause = 0.0 if busy else min(SLOWEST_POLL, max(POLL, IDLE_SHARE * (time.monotonic() - last)))
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
-                raise Disconnected(in_short(error)) from None
+                raise Disconnected(summary(error)) from None
             finally:
-                resting.set()
+                stopped.set()
                 with contextlib.suppress(httpx.HTTPError, RuntimeError):
                     client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
@@ -136,153 +138,149 @@ class SiteClient:
     def _activated(self, client: Any) -> Node:
         try:
             if self.keys is None:
-                with contextlib.suppress(httpx.HTTPStatusError):  # it is known already, after a break
+                with contextlib.suppress(httpx.HTTPStatusError):  # after a reconnection it is registered already
                     client.RegisterNode(RegisterNodeFleetRequest(public_key=self.public))
             request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
             node = Node(node_id=client.ActivateNode(request).node_id)
         except httpx.HTTPError as error:
             self._deactivate(client)
-            raise self._judged(client, error) from None
-        self._failing.clear()
+            raise self._diagnosis(client, error) from None
+        self._refused_since.clear()
         (self.site.folder / "node").write_text(str(node.node_id))
         return node
 
     def _deactivate(self, client: Any) -> None:
-        """A node that was killed counts as there for a while, and cannot be activated: take it down in its own name."""
+        """Deactivate this site's node: after its process was killed it counts as active for a while."""
         with contextlib.suppress(httpx.HTTPError, OSError, ValueError):
             client.DeactivateNode(DeactivateNodeRequest(node_id=int((self.site.folder / "node").read_text())))
 
-    def _judged(self, client: Any, error: httpx.HTTPError) -> Disconnected:
-        """Why there is no connection; gives up where trying again is in vain: a server that is not ours, or does not want us."""
+    def _diagnosis(self, client: Any, error: httpx.HTTPError) -> Disconnected:
+        """Why there is no connection; an error where it is useless to try again: another server, or one that refuses."""
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise FederationError(
                 f"{self.address} does not show a certificate of this federation; check the address and the ca.crt in --keys"
             ) from None
-        if (
-            code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
-        ):  # said of a strange key, and of one whose node is there
-            error = self._asked_about_the_key(client)
+        if code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:  # the key is unknown, or its node is active
+            error = self._probe_key(client)
         if not isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError)):
-            self._failing.clear()  # nobody there yet: wait for the server
-            return Disconnected(in_short(error))
-        unknown, why = code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, in_short(error)
-        remedy = "ask the operator for this client's keys, or end another process that takes part with them"
+            self._refused_since.clear()  # no server yet: wait for it
+            return Disconnected(summary(error))
+        unknown, why = code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, summary(error)
+        remedy = "ask the operator for this client's keys, or end the other process that uses them"
         if unknown:
             why = "the server does not know this key"
-            remedy = f"ask its operator whether client {self.site.client} was shut out, or for the keys that are in use"
+            remedy = f"ask its operator whether client {self.site.client} was shut out, or for the current keys"
         elif code_of(error) == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
-            why = "another process takes part with this key, or did so until a moment ago"
+            why = "another process takes part with this key, or did until a moment ago"
         if self.keys is None:
             remedy = "join with the --keys that the operator sent"
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
             why = "the server does not accept this site's signature"
-            remedy = f"{clocks_apart(error.response)}set the clocks right, a request is good for five minutes"
-        since = self._failing.setdefault(unknown, time.monotonic())
+            remedy = f"{clock_difference(error.response)}set the clocks right; a request is valid for five minutes"
+        since = self._refused_since.setdefault(unknown, time.monotonic())
         if time.monotonic() - since > (STARTING if unknown else REFUSED):
             raise FederationError(f"{why if unknown else f'{self.address} refuses this node ({why})'}; {remedy}") from None
         return TurnedAway(why)
 
-    def _asked_about_the_key(self, client: Any) -> httpx.HTTPError:
-        """What is wrong with an activation whose interval is none: that, where the key is known, and otherwise the key."""
+    def _probe_key(self, client: Any) -> httpx.HTTPError:
+        """Ask for an invalid activation, without an interval: Flower complains of the interval only if it knows the key."""
         try:
             client.ActivateNode(ActivateNodeRequest(public_key=self.public))
-        except httpx.HTTPError as told:
-            return told
-        return httpx.ReadError("an activation without an interval was granted")  # by a Flower that we do not know
+        except httpx.HTTPError as error:
+            return error
+        return httpx.ReadError("an activation without an interval was granted")  # no known version of Flower does that
 
-    def _receive(self, ends: Ends) -> bool:
-        """Take one letter, if there is one: terms are answered here, orders go to the worker."""
-        pulled = ends.client.PullMessages(PullMessagesRequest(node=ends.node))
+    def _receive(self, endpoint: Endpoint) -> bool:
+        """Fetch one packet, if there is one: terms are answered here, orders go to the worker."""
+        pulled = endpoint.client.PullMessages(PullMessagesRequest(node=endpoint.node))
         if not pulled.messages_list:
             return False
         run = message_from_proto(pulled.messages_list[0]).metadata.run_id
-        message = pull(ends, run, pulled.message_object_trees[0], DOWNLOAD)
-        letter = letter_of(message)
-        if letter.kind == INVITATION:
-            self._replies.put((message, self._answered(lambda: self._terms(letter, run))))
-        elif letter.kind == ORDER and run in self._vouched:
-            self._order(message, letter)
-        elif letter.kind == ORDER and not self._vouched and not self._dry:
-            self._early.append((run, message, letter))  # meant for the process that was here before us; the terms follow
-        elif letter.kind == FAREWELL and run in self._vouched:
+        message = pull(endpoint, run, pulled.message_object_trees[0], DOWNLOAD)
+        packet = packet_of(message)
+        if packet.kind == INVITATION:
+            self._replies.put((message, self._reply_or_refusal(lambda: self._terms(packet, run))))
+        elif packet.kind == ORDER and run in self._accepted:
+            self._queue_order(message, packet)
+        elif packet.kind == ORDER and not self._accepted and not self._dry_run:
+            # it was sent to this site's previous process; the terms follow
+            self._early_orders.append((run, message, packet))
+        elif packet.kind == FAREWELL and run in self._accepted:
             self._over = True
             self._replies.put((message, Packet(ANSWER)))
-        elif letter.kind == REFUSAL and run in self._vouched:
-            raise FederationError(f"{self.address} refuses this site: {decode(letter.head, Refusal).why}")
+        elif packet.kind == REFUSAL and run in self._accepted:
+            raise FederationError(f"{self.address} refuses this site: {reason_of(packet)}")
         else:
-            self._replies.put((message, _refusal(f"this site does not take '{letter.kind[:40]}' letters from you")))
+            self._replies.put((message, refusal(f"this site accepts no '{packet.kind[:40]}' message of this run")))
         return True
 
-    def _order(self, message: Message, letter: Packet) -> None:
-        self.site.say(f"{told(letter.head)}: received {letter.size:,} bytes")
-        self._orders.put((message, letter))
+    def _queue_order(self, message: Message, packet: Packet) -> None:
+        self.site.report(f"{described(packet.head)}: received {packet.size:,} bytes")
+        self._orders.put((message, packet))
 
-    def _terms(self, letter: Packet, run: int) -> Packet:
-        hello = decode(letter.head, Invitation)
+    def _terms(self, packet: Packet, run: int) -> Packet:
+        invitation = decode(packet.head, Invitation)
         if self.keys is not None:
-            self.keys.verify(hello, run)
-        if self._dry:
-            self._seen = hello
-            return _refusal(f"client {self.site.client} is making a dry run")
-        enrolled = self.site.enrol(hello)
-        self._vouched.add(run)
-        for ours, message, order in self._early:
-            if ours == run:
-                self._order(message, order)
-        self._early.clear()
-        return Packet(ENROLMENT, encode(enrolled, Enrolment))
+            self.keys.verify(invitation, run)
+        if self._dry_run:
+            self._invitation = invitation
+            return refusal(f"client {self.site.client} is making a dry run")
+        enrolment = self.site.enrol(invitation)
+        self._accepted.add(run)
+        for order_run, message, order in self._early_orders:
+            if order_run == run:
+                self._queue_order(message, order)
+        self._early_orders.clear()
+        return Packet(ENROLMENT, encode(enrolment, Enrolment))
 
     def _work(self) -> None:
         while True:
-            message, letter = self._orders.get()
-            self._replies.put(
-                (message, self._answered(lambda: Packet(ANSWER, *self.site.perform(letter.head, letter.body))))
-            )
+            message, order = self._orders.get()
+            self._replies.put((message, self._reply_or_refusal(functools.partial(self._perform, order))))
 
-    def _answered(self, make: Callable[[], Packet]) -> Packet:
-        """A letter, or the refusal that what went wrong makes of it."""
+    def _perform(self, order: Packet) -> Packet:
+        return Packet(ANSWER, *self.site.perform(order.head, order.body))
+
+    def _reply_or_refusal(self, make: Callable[[], Packet]) -> Packet:
+        """The reply that is made, or a refusal if that fails."""
         try:
             return make()
-        except Exception as error:  # a site outlives a job that fails; its own log has the whole of it
-            return _refusal(self.site.failed(error))
+        except Exception as error:  # a site survives a job that fails; its log has the traceback
+            return refusal(self.site.failed(error))
 
-    def _reply(self, ends: Ends, pause: float) -> bool:
-        """Send one reply, if there is one within the pause."""
+    def _reply(self, endpoint: Endpoint, pause: float) -> bool:
+        """Send one reply, if one is ready before the pause ends."""
         try:
-            message, letter = self._replies.get(timeout=pause) if pause else self._replies.get_nowait()
+            message, packet = self._replies.get(timeout=pause) if pause else self._replies.get_nowait()
         except queue.Empty:
             return False
         run = message.metadata.run_id
 
         def request(proto: Any, tree: ObjectTree) -> Any:
             return PushMessagesRequest(
-                node=ends.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+                node=endpoint.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
             )
 
         try:
-            push(ends, run, Message(content_of(letter), reply_to=message), request)
+            push(endpoint, run, Message(records_of(packet), reply_to=message), request)
         except httpx.HTTPStatusError as error:
-            self.site.say(f"a reply is dropped: its run is over ({in_short(error)})")
+            self.site.report(f"a reply is discarded, because its run is over ({summary(error)})")
             return True
         except (httpx.HTTPError, ObjectPushError):
-            self._replies.put((message, letter))  # after the break
+            self._replies.put((message, packet))  # sent again after the reconnection
             raise
-        if letter.kind == ANSWER and letter.body:
-            self.site.say(f"sent {letter.size:,} bytes")
+        if packet.kind == ANSWER and packet.body:
+            self.site.report(f"sent {packet.size:,} bytes")
         return True
 
 
-def _refusal(why: str) -> Packet:
-    return Packet(REFUSAL, encode(Refusal(why[:1000]), Refusal))
-
-
-def _beat(client: Any, node: Node, resting: threading.Event, lost: threading.Event) -> None:
+def _send_heartbeats(client: Any, node: Node, stopped: threading.Event, lost: threading.Event) -> None:
     request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-    while not resting.wait(HEARTBEAT):
+    while not stopped.wait(HEARTBEAT):
         try:
             if not client.SendNodeHeartbeat(request).success:
                 lost.set()
         except httpx.HTTPStatusError:
             lost.set()
         except (httpx.HTTPError, RuntimeError):
-            pass  # the conversation itself notices
+            pass  # the next request of the connection fails as well

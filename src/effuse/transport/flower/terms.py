@@ -1,4 +1,4 @@
-"""One ask under way, and what it is measured by."""
+"""How long a federation waits for whom, and the orders that wait for an answer."""
 
 import time
 from typing import NamedTuple
@@ -7,39 +7,44 @@ from effuse.core.algorithm import Job
 from effuse.core.federation import Order
 from effuse.transport.flower.messages import Packet
 
+KEEP = 60.0  # seconds that the transport keeps a small packet that was not fetched, or an order after its deadline
+
 
 class Connection(NamedTuple):
-    """Where a client is reached, and since which start of its."""
+    """How a client is reached."""
 
     node: int
-    session: str
+    session: str  # of the site's process: another one after a restart
 
 
 class Terms(NamedTuple):
-    """How patient a federation is."""
+    """Who must answer, and by when."""
 
-    quorum: int | None = None  # clients, of all, that must answer; None: everyone
+    quorum: int | None = None  # clients, of all, that must answer; None: every client
     deadline: float = 3600.0  # seconds that a job may take
-    shut_out: frozenset[int] = frozenset()  # clients that are neither drawn nor asked: their keys were taken away
+    shut_out: frozenset[int] = frozenset()  # clients without a key: neither drawn nor asked
 
 
 class OpenOrders:
-    """One ask under way."""
+    """The orders of one ask, and what has become of each."""
 
-    def __init__(self, job: Job, orders: dict[int, Order], letters: dict[int, Packet], deadline: float) -> None:
-        self.job, self.orders, self.letters = job, orders, letters
+    def __init__(self, job: Job, orders: dict[int, Order], packets: dict[int, Packet], deadline: float) -> None:
+        self.job, self.orders, self.packets = job, orders, packets
         self.until = time.monotonic() + deadline
-        self.seats: dict[int, Connection] = {}  # client -> where its order went last
-        self.tickets: dict[str, int] = {}  # the order may have gone out more than once; the first answer counts
+        self.sent_to: dict[int, Connection] = {}  # client -> the connection that its order was last sent over
+        self.tickets: dict[str, int] = {}  # -> client; an order may be sent more than once, and the first answer counts
         self.arrived: set[int] = set()
-        self.turn: int | None = None  # the client whose answer is waited for
-        self.held: Packet | None = None  # that answer: it need not go through the spool
-        self.rejected: dict[int, str] = {}
+        self.next: int | None = None  # the client whose answer comes next in cohort order
+        self.next_answer: Packet | None = None  # that answer, which need not wait in the inbox
+        self.rejected: dict[int, str] = {}  # client -> why
 
     @property
     def waiting(self) -> list[int]:
         return [k for k in self.orders if k not in self.arrived and k not in self.rejected]
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.until - time.monotonic()
+
+    def __str__(self) -> str:
+        return f"round {next(iter(self.orders.values())).t}, job '{self.job.name}'"

@@ -1,4 +1,4 @@
-"""What goes wrong between a site and its server, in words."""
+"""Errors between a site and its server, as sentences."""
 
 import email.utils
 import time
@@ -7,13 +7,16 @@ import httpx
 
 
 class Disconnected(Exception):
-    """The connection broke; it is tried again."""
+    """The connection broke; the site tries again."""
 
     until = "until there is one"
 
 
 class TurnedAway(Disconnected):
-    """The server does not want us; it may mean an earlier process of ours, or have only just started."""
+    """The server refuses this node; the site tries again for a moment.
+
+    An earlier process of this site may still count as connected, or the server may only just have started.
+    """
 
     until = "for a moment"
 
@@ -29,8 +32,8 @@ def code_of(error: Exception) -> int | None:
     return code if isinstance(code, int) else None
 
 
-def clocks_apart(response: httpx.Response) -> str:
-    """How far this machine's clock is from the server's, as far as its answer tells."""
+def clock_difference(response: httpx.Response) -> str:
+    """How far this machine's clock is from the server's, where the response has a date."""
     try:
         ahead = time.time() - email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
     except (LookupError, ValueError):
@@ -38,7 +41,8 @@ def clocks_apart(response: httpx.Response) -> str:
     return f"this machine's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: "
 
 
-def in_short(error: Exception) -> str:
+def summary(error: Exception) -> str:
+    """An error in one line."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code} {error.response.text[:160]}"
     return f"{type(error).__name__}: {error}"[:200]
