@@ -70,7 +70,7 @@ class Loaded:
 
     @functools.cached_property
     def machine(self) -> Eager:
-        """The machine that draws: on a GPU in bf16 with recorded graphs, as in a run, unless the recipe has `speed=eager`."""
+        """The machine that draws: on a GPU bf16 with recorded graphs, as in a run, unless the recipe has `speed=eager`."""
         return machine_for(self.recipe, self.device)
 
     def _labels(self, labels: list[int], n: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The dry run: what a recipe would cost and send, and what would fail, before anything is computed."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
@@ -16,7 +17,7 @@ from effuse.runs.evaluation import shares_of
 from effuse.runs.sequence import FinishedRound, rounds_of
 from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
-from effuse.transport.state import bytes_in
+from effuse.transport.state import Remembered, bytes_in
 
 SMALLEST_SHARE = 10  # a client with fewer images gets a warning
 
@@ -61,11 +62,12 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
 
 
 def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server, int, int]:
-    """Run every round on shapes; returns their traffic, the final server state, and the largest server and client states in bytes."""
+    """Run every round on shapes; returns their traffic, the final server state, and the largest states in bytes."""
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()
     closed, server_bytes, client_bytes = [], 0, 0
+    snapshots = cast(Callable[[int], Remembered], fed.worker.snapshots)  # a rehearsal keeps states in memory
     for done in rounds_of(recipe, fed, server, 0, 0):
         if done.evaluate and isinstance(recipe.algorithm, Personal):
             _rehearse_evaluation(recipe, recipe.algorithm, fed, done)
@@ -73,7 +75,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
         closed.append({"phase": done.phase} | {k: traffic[k] for k in ("parameters", "bytes")})
         server = done.server
         server_bytes = max(server_bytes, bytes_in(server))
-        client_bytes = max(client_bytes, sum(fed.worker.snapshots(k).nbytes for k in fed.clients))
+        client_bytes = max(client_bytes, sum(snapshots(k).nbytes for k in fed.clients))
     return closed, server, server_bytes, client_bytes
 
 
@@ -88,8 +90,10 @@ def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, do
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str, int]:
-    """The estimated memory of a run on a CPU, in bytes: weights, gradients, moments and activations of the clients that train at
-    the same time, the data, and the replies of a cohort that are held together.
+    """The estimated memory of a run on a CPU, in bytes.
+
+    It sums the weights, gradients, moments and activations of the clients that train at the same time, the data, and the
+    replies of a cohort that are held together.
     """
     batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
     together = cpu_slots(recipe)
@@ -100,7 +104,7 @@ def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str,
 
 
 def disk(recipe: Recipe, model: Model, server_bytes: int, client_bytes: int) -> dict[str, int]:
-    """The estimated size of a run folder in bytes: two checkpoints, two states of every client, the model and its average."""
+    """The estimated size of a run folder in bytes: two checkpoints, two states of each client, the model and its average."""
     own, copies = model.params.nbytes, 1 if recipe.ema is None else 2
     parts = {"checkpoints": 2 * (server_bytes + (copies - 1) * own), "clients": 2 * client_bytes, "model": copies * own}
     return parts | {"total": sum(parts.values())}

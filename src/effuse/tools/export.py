@@ -49,7 +49,7 @@ def export(
 
 
 def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
-    """Write the images that a run's server drew from its clients' models, with their clients; returns the path and the number."""
+    """Write the images that a run's server drew from its clients' models; returns the path and the number."""
     recipe = Recipe.restore(read_manifest(run)["recipe"])
     checkpoint = RunFolder(run).load_checkpoint()
     values = [] if checkpoint is None else fields_of(checkpoint.server).values()

@@ -146,15 +146,15 @@ class Reproduction:
             labels = {k: v for k, v in row["labels"].items() if k != self.table.repeats}
             groups.setdefault(tuple(labels.items()), []).append(row)
         means = []
-        for labels, group in groups.items():
+        for values, group in groups.items():
             ours = [row["ours"] for row in group if row["ours"] is not None]
-            mean = {"labels": dict(labels), "metric": group[0]["metric"], "printed": group[0]["printed"]}
+            mean: dict[str, Any] = {"labels": dict(values), "metric": group[0]["metric"], "printed": group[0]["printed"]}
             mean |= {"done": len(ours), "of": len(group), **_mean(ours)}
             if self.table.against:
                 mean["difference"] = _mean(self._differences(group))
             also = dict.fromkeys(name for row in group for name in row["also"])
             others = {name: [row["also"][name] for row in group if name in row["also"]] for name in also}
-            means.append(mean | {"also": {name: _mean(values) for name, values in others.items()}})
+            means.append(mean | {"also": {name: _mean(found) for name, found in others.items()}})
         return means
 
     def _differences(self, group: list[dict[str, Any]]) -> list[float]:
