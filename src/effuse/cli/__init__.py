@@ -99,7 +99,7 @@ def _commands() -> click.Command:
         hints = typing.get_type_hints(command.callback, include_extras=True)
         for argument in (p for p in command.params if isinstance(p, click.Argument)):
             (info,) = (x for x in hints[str(argument.name)].__metadata__ if isinstance(x, typer.models.ArgumentInfo))
-            setattr(argument, "help", info.help)
+            argument.__dict__["help"] = info.help
     return group
 
 

@@ -21,7 +21,9 @@ def bound(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="The method; only fedddpm has a bound.")],
     L: Annotated[float, typer.Option("-L", help="Smoothness constant of the losses.")] = 1.0,
     sigma_l: Annotated[float, typer.Option(min=0.0, help="Standard deviation of a client's gradients.")] = 1.0,
-    sigma_g: Annotated[float, typer.Option(min=0.0, help="Heterogeneity: bound on the distance of clients' gradients from their mean.")] = 1.0,
+    sigma_g: Annotated[
+        float, typer.Option(min=0.0, help="Heterogeneity: bound on the distance of clients' gradients from their mean.")
+    ] = 1.0,
     sigma_s: Annotated[float, typer.Option(min=0.0, help="Standard deviation of the server's gradients.")] = 1.0,
     gap: Annotated[float, typer.Option(min=0.0, help="Initial suboptimality F(w_0) - F*.")] = 1.0,
     K: Annotated[int, typer.Option("-K", min=1, help="Local steps of a client in a round.")] = 15,
@@ -29,15 +31,30 @@ def bound(
     T: Annotated[int, typer.Option("-T", min=1, help="Number of rounds.")] = 400,
     n: Annotated[int, typer.Option("-n", min=1, help="Clients that take part in a round.")] = 15,
     N: Annotated[int, typer.Option("-N", min=1, help="Number of clients.")] = 100,
-    zeta: Annotated[float | None, typer.Option(min=0.0, help="The clients' step size; by default 1 / (2 L K sqrt T).")] = None,
-    eta: Annotated[float | None, typer.Option(min=0.0, help="The server's step size; by default 1 / (2 L E sqrt T).")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot the terms over T into this file; needs effuse\\[plots].")] = None,
+    zeta: Annotated[
+        float | None, typer.Option(min=0.0, help="The clients' step size; by default 1 / (2 L K sqrt T).")
+    ] = None,
+    eta: Annotated[
+        float | None, typer.Option(min=0.0, help="The server's step size; by default 1 / (2 L E sqrt T).")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot the terms over T into this file; needs effuse\\[plots].")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compute the convergence bound of METHOD for given constants, and the largest step sizes that it allows."""
     if method != "fedddpm":
         raise RecipeError(f"bound {method}: this method has no bound; only fedddpm has one")
-    given: dict[str, Any] = {"L": L, "sigma_l": sigma_l, "sigma_g": sigma_g, "sigma_s": sigma_s, "gap": gap, "K": K, "E": E, "T": T}
+    given: dict[str, Any] = {
+        "L": L,
+        "sigma_l": sigma_l,
+        "sigma_g": sigma_g,
+        "sigma_s": sigma_s,
+        "gap": gap,
+        "K": K,
+        "E": E,
+        "T": T,
+    }
     found = Bound(**given, n=n, N=N, zeta=zeta, eta=eta)
     report = described(found)
     if plot is not None:

@@ -16,7 +16,9 @@ from effuse.tools.export import FORMATS, export_auxiliary, require_empty
 def export(
     run: RunPath,
     format: Annotated[str, typer.Option(help="Output format: grid, imagefolder or npz.")] = "npz",
-    out: Annotated[Path | None, typer.Option(help="The file or folder to write; by default RUN/exports/auxiliary-FORMAT.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file or folder to write; by default RUN/exports/auxiliary-FORMAT.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -22,16 +22,19 @@ def join(
     ],
     keys: Annotated[Path | None, typer.Option(help="The folder of keys that the server's operator sent.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="The folder for the site's state and secret; by default site-K in the working folder.")
+        Path | None,
+        typer.Option(help="The folder for the site's state and secret; by default site-K in the working folder."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would leave the site, and exit.")] = False,
-    allow: Annotated[str | None, typer.Option(metavar="RECIPE@HASH", help="Accept only the manifest with this hash.")] = None,
+    allow: Annotated[
+        str | None, typer.Option(metavar="RECIPE@HASH", help="Accept only the manifest with this hash.")
+    ] = None,
     recipe: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Accept only the recipe of this manifest.json.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Take part in a federation as one client until the run ends; the data stays here. Reconnects by itself; Ctrl-C leaves."""
+    """Take part as one client until the run ends; the data stays here. Reconnects by itself; Ctrl-C leaves."""
     flower.require()
     from effuse.tools.preview import what_leaves
     from effuse.transport.flower.commands import join as take_part

@@ -34,7 +34,7 @@ from effuse.privacy.histogram import Disclosure
 from effuse.recipes import catalogue, find_recipe, tables
 from effuse.tasks.schedules import NoiseSchedule
 
-KINDS: dict[str, type] = {
+KINDS: dict[str, type[Spec]] = {
     "data": Source,
     "partition": Partition,
     "model": Arch,
@@ -56,7 +56,8 @@ WRAPPING: Any = {"break_long_words": False, "break_on_hyphens": False}  # values
 @app.command("list")
 def list_(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show the keys of this recipe, table or part, with their types and defaults.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Show the keys of this recipe, table or part, with their types and defaults."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -85,7 +86,7 @@ def _explain(name: str, as_json: bool) -> None:
     values: dict[str, str] = {}
     if name in catalogue() or not found:
         recipe = _recipe(name)
-        values = {key: str(getattr(recipe, key)) for key in field_hints(type(recipe))}
+        values = {key: str(getattr(recipe, key)) for key in field_hints(Recipe)}
     if as_json:
         print(json.dumps({"named": found, "values": values}))
         return

@@ -23,7 +23,9 @@ Rounds = Annotated[int | None, typer.Option(help="Number of rounds; same as --se
 Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients; same as --set clients=N.")]
 Seed = Annotated[int | None, typer.Option(help="The run's seed; same as --set seed=N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
-Profiled = Annotated[bool, typer.Option("--profile", help="Show where the time went, and write trace.json to the run folder.")]
+Profiled = Annotated[
+    bool, typer.Option("--profile", help="Show where the time went, and write trace.json to the run folder.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 
 

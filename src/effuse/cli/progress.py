@@ -60,7 +60,7 @@ def watched(
             yield observer
         except KeyboardInterrupt:
             started = (folder / "manifest.json").exists()
-            raise Interrupted(f"`{resume} {folder}` continues from the last checkpoint" if started else "") from None
+            raise Interrupted(f"`{resume} {folder}` goes on from the last checkpoint" if started else "") from None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ from effuse.tools.prune import prune_run
 def prune(
     run: RunPath,
     ratio: Annotated[float, typer.Option(help="The share of channels to remove, from 0 to less than 1.")] = 0.2,
-    criterion: Annotated[str, typer.Option(help="Which channels to remove: norm (those of smallest norm) or random.")] = "norm",
+    criterion: Annotated[
+        str, typer.Option(help="Which channels to remove: norm (those of smallest norm) or random.")
+    ] = "norm",
     out: Annotated[Path | None, typer.Option(help="A new run folder; by default RUN-pruned-RATIO.")] = None,
     metrics: Annotated[
         str | None, typer.Option(help="Metrics instead of the recipe's, such as '\\[fid(n=1000), kid(n=1000)]'.")

@@ -23,9 +23,14 @@ from effuse.tools.reproduce import Planned, Reproduction
 def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A table's name or call; `effuse list` shows them.")],
     only: Annotated[
-        str | None, typer.Option(metavar="KEY=VALUE,...", help="Only the cells with these labels; repeat a key to select several of its values.")
+        str | None,
+        typer.Option(
+            metavar="KEY=VALUE,...", help="Only the cells with these labels; repeat a key to select several of its values."
+        ),
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="The scale of the runs, such as smoke; by default the published one.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="The scale of the runs, such as smoke; by default the published one.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the cells' runs; by default runs/TABLE-SCALE.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the finished results without running anything.")] = False,
     device: Device = "auto",
@@ -85,8 +90,8 @@ def show_table(report: dict[str, Any]) -> None:
         page.add_column(label, no_wrap=True)
     beside = list(dict.fromkeys(name for row in rows for name in row["beside"]))
     columns: dict[str, Callable[[dict[str, Any]], str]] = {"printed": _printed, "ours": _ours}
-    columns |= {metric: lambda row, metric=metric: _number(row["also"].get(metric)) for metric in also}
-    columns |= {f"{name}, printed": lambda row, name=name: _number(row["beside"].get(name)) for name in beside}
+    columns |= {metric: _number_in("also", metric) for metric in also}
+    columns |= {f"{name}, printed": _number_in("beside", name) for name in beside}
     columns |= {
         "MB sent": lambda row: _number(row.get("bytes_sent"), 1e-6),
         "s": lambda row: _number(row.get("round_seconds")),
@@ -148,6 +153,10 @@ def _ours(row: dict[str, Any]) -> str:
     if row["state"] != "done":
         return str(row["state"])
     return _number(row["ours"]) + ("" if row["ours_spread"] is None else f" ± {_number(row['ours_spread'])}")
+
+
+def _number_in(part: str, name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: _number(row[part].get(name))
 
 
 def _number(value: float | None, unit: float = 1.0) -> str:

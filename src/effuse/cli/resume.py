@@ -14,7 +14,9 @@ from effuse.runs.profile import profiled
 @app.command()
 def resume(
     run: RunPath,
-    device: Annotated[str | None, typer.Option(help="Where to compute: auto, cpu or cuda; by default as the run started.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to compute: auto, cpu or cuda; by default as the run started.")
+    ] = None,
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,

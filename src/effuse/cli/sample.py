@@ -28,7 +28,9 @@ def sample(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     label: Annotated[int | None, typer.Option(help="Draw this class only.")] = None,
     sampler: Annotated[str | None, typer.Option(help="A sampler instead of the recipe's, such as 'ancestral()'.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Number of images drawn together; other numbers give other images.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Number of images drawn together; other numbers give other images.")
+    ] = None,
     ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
     client: Annotated[int | None, typer.Option(help="Use this client's own model, if the clients have their own.")] = None,
     device: Device = "auto",

@@ -38,7 +38,9 @@ def serve(
         Path | None,
         typer.Option(metavar="RUN", help="Continue this run; with RECIPE, start it if it does not exist."),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Accept connections from other machines without keys.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept connections from other machines without keys.")
+    ] = False,
     set: Settings = None,
     device: Device = "auto",
     rounds: Rounds = None,
