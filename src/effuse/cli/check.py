@@ -12,7 +12,7 @@ from effuse.core.errors import MissingError
 from effuse.tools.check import check as rehearse
 
 WITHOUT_FILES = (
-    "to rehearse without files, add --set evaluate.metrics=[] and, for N classes of M images of S x S pixels and C channels, "
+    "to rehearse without files, add --set evaluate.metrics=[] and, for N classes of M images of SxS pixels and C channels, "
     "--set 'data=labels(sizes=[M]*N, side=S, channels=C)'"
 )
 

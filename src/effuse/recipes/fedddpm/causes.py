@@ -42,7 +42,7 @@ def causes(seeds: tuple[int, ...] = (0, 1, 2), samples: int = 10_000) -> Table:
     return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=scales("mnist", AS_IT_IS))
 
 
-# On digits, as in the comparison, a client takes 48 steps in a round, and the server about as many at half the learning rate.
+# On digits, as in the comparison, a client takes 48 steps in a round, and the server about as many at half the rate.
 # A has the size of the training set, so that its FID is as exact as the model's and the model does not memorise it.
 ROUNDS, K, E = 30, 12, 2
 SAMPLER = 'ddim(steps=25, spacing="quadratic", eta=0.5, clip=True, batch=256)'
