@@ -2,8 +2,8 @@
 
     python tools/bundle.py --python 3.12 --without torch,numpy --out bundle
 
-Wheels are chosen for the Python of the target machine, which may differ from this one. The target must already have the packages
-in --without, and those that only they need. Versions are those of constraints.txt.
+Wheels are chosen for the Python of the target machine, which may differ from this one. The target must already have the
+packages in --without, and those that only they need. Versions are those of constraints.txt.
 """
 
 import argparse
@@ -36,7 +36,8 @@ def refusal():  # without new syntax, so that an old Python prints the refusal
     """Why this machine cannot run the bundle."""
     running, wanted = (".".join(map(str, v)) for v in (sys.version_info[:2], PYTHON))
     if running != wanted:
-        return f"this bundle is for Python {{wanted}}, not {{running}}; use python{{wanted}}, or `make bundle PYTHON={{running}}`"
+        remedy = f"use python{{wanted}}, or `make bundle PYTHON={{running}}`"
+        return f"this bundle is for Python {{wanted}}, not {{running}}; {{remedy}}"
     for package, least in EXPECTED.items():
         try:
             found = importlib.metadata.version(package)

@@ -2,8 +2,9 @@
 
     EFFUSE_DATA=DATA python tools/hashes.py OLD NEW --out DIR
 
-OLD and NEW are paths of source trees. Both run every algorithm of their tests/toy.py and every recipe of `effuse list`, on this
-machine's CPU and with the same number of threads. SETTINGS shortens recipes to seconds. The exit code is 1 if anything differs.
+OLD and NEW are paths of source trees. Both run every algorithm of their tests/toy.py and every recipe of `effuse list`,
+on this machine's CPU and with the same number of threads. SETTINGS shortens recipes to seconds. The exit code is 1 if
+anything differs.
 
 These parts of two runs are compared:
 
@@ -16,8 +17,8 @@ These parts of two runs are compared:
 - losses: the loss of every round
 - ledger: ledger.json
 
-Times and bytes on the wire (`wire_bytes`) in result.json and ledger.json are ignored: names of messages travel, and may change.
-A run whose data are not in EFFUSE_DATA is listed as "no data".
+Times and bytes on the wire (`wire_bytes`) in result.json and ledger.json are ignored: names of messages travel, and may
+change. A run whose data are not in EFFUSE_DATA is listed as "no data".
 
 With --out the runs are saved. Runs of a checkout whose source has not changed are reused.
 """

@@ -60,7 +60,7 @@ class LabelSkew(Dealing):
             unit = rng.choice(dealt[rich])
             if held[rich] - units.sizes[unit] < self.minimum:  # the richest would have too few; also ends the loop
                 raise PartitionError(
-                    f"{self}: client {poor} has {held[poor]} images and no client can spare more for minimum={self.minimum}; "
+                    f"{self}: client {poor} has {held[poor]} images and none can spare more for minimum={self.minimum}; "
                     f"lower minimum or clients"
                 )
             dealt[rich] = dealt[rich][dealt[rich] != unit]
