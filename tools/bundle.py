@@ -140,9 +140,8 @@ def main() -> None:
     trim(library)
     starter.write_text(launcher(options.python, without))
     size = sum(f.stat().st_size for f in options.out.rglob("*") if f.is_file())
-    print(
-        f"{options.out}: {size / 1e6:.1f} MB, {len(packages)} packages for Python {options.python}; needed there: {options.without}"
-    )
+    print(f"{options.out}: {size / 1e6:.1f} MB, {len(packages)} packages for Python {options.python}")
+    print(f"the target machine must have {options.without}")
     if size > LIMIT:
         sys.exit(f"the bundle is over {LIMIT / 1e6:.0f} MB; name more packages in --without")
 
