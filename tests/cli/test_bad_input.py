@@ -555,7 +555,7 @@ def test_an_error_of_ones_own_file_names_its_line_and_is_not_for_us(effuse, toy_
 
 def test_an_error_in_a_room_where_ones_own_files_may_lie(effuse, toy_file, monkeypatch):
     """They cannot be told from ours, so both are said."""
-    monkeypatch.setattr("effuse.algorithms.fedavg.mean", lambda updates: 1 / 0)
+    monkeypatch.setattr("effuse.algorithms.fedavg.Update", lambda *fields: 1 / 0)
     err = effuse(f"check {toy_file()}").err
     assert re.search(r"\(in \S*effuse/algorithms/fedavg.py:\d+; unless that is a file of your own, please report it; ", err)
 

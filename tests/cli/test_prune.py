@@ -142,16 +142,16 @@ def test_a_table_for_a_reader(effuse, finished, tmp_path):
 
 def test_half_of_a_pruning_is_no_run_to_go_on_with(effuse, finished, tmp_path, monkeypatch):
     """Resuming would train another model in its place; the same command just does it again."""
-    whole, out = Evaluator.look, tmp_path / "small"
+    whole, out = Evaluator.evaluate_model, tmp_path / "small"
 
     def interrupted(self, model, picture):
         if picture.name == "after.png":
             raise KeyboardInterrupt
         return whole(self, model, picture)
 
-    monkeypatch.setattr(Evaluator, "look", interrupted)
+    monkeypatch.setattr(Evaluator, "evaluate_model", interrupted)
     assert effuse(f"prune {finished} --ratio 0.5 --out {out}").code == 130
-    monkeypatch.setattr(Evaluator, "look", whole)
+    monkeypatch.setattr(Evaluator, "evaluate_model", whole)
     assert "not a run" in effuse(f"resume {out}").sentence
     again = effuse(f"prune {finished} --ratio 0.5 --out {out} --json").json
     assert load(out).model.params.numel == again["after"]["parameters"]

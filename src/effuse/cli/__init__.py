@@ -64,6 +64,7 @@ def main() -> None:
             join,
             keys,
             list,
+            pack,
             prune,
             reproduce,
             resume,

@@ -9,7 +9,7 @@ import torch
 from fake import FakePost, run_over
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
-from effuse.algorithms.fedphd import FedPhD, Told
+from effuse.algorithms.fedphd import FedPhD, Histogram
 from effuse.algorithms.localaug import SHARE, LocalAug
 from effuse.algorithms.scaffold import ScaffoldUpdate
 from effuse.algorithms.shared.synthesis import Upload
@@ -99,7 +99,7 @@ def test_fedphd_hears_a_lost_histogram_with_the_next_choice_and_its_noise_is_dra
     seen: list = []
     phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
     ended, log = rounds_of(tmp_path, {1}, phd, seen, rounds=2)
-    told = next(decode(letter.body, Told) for client, n, letter in seen if (client, n) == (1, 1))
+    told = next(decode(letter.body, Histogram) for client, n, letter in seen if (client, n) == (1, 1))
     assert ended.server.told[1] == pytest.approx(told.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
     assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
 
@@ -157,7 +157,7 @@ WRONG = {  # algorithm, which answer of client 1, its type, what it becomes, why
     "fewer than none": (
         "fedphd, pruned in the middle",
         1,
-        Told,
+        Histogram,
         lambda sent: changed(sent, counts=-sent.counts),
         "are not negative",
     ),
@@ -200,9 +200,9 @@ def test_a_histogram_of_another_length_is_refused():
     job = job_of(recipe.algorithm, "enrol")
     expected = Expectation(recipe, 2, print).of(job, job.arguments())
     classes = recipe.model.shape.classes
-    expected.check(Told(torch.ones(classes)))
+    expected.check(Histogram(torch.ones(classes)))
     with pytest.raises(WireError, match=rf"a tensor has the shape \({classes + 1},\); expected: \({classes},\)"):
-        expected.check(Told(torch.ones(classes + 1)))
+        expected.check(Histogram(torch.ones(classes + 1)))
 
 
 def test_a_quorum_spares_as_many_of_a_small_job(tmp_path):

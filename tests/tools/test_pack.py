@@ -1,0 +1,134 @@
+"""A run is packed, carried and unpacked, and goes on to the weights that it would have had."""
+
+import json
+import shutil
+
+import pytest
+from toy import ADAM, ToyStateful, toy_recipe
+
+from effuse.core.errors import RunError
+from effuse.core.recipe import Evaluate
+from effuse.core.solvers import Adam
+from effuse.diffusion.samplers import Ancestral
+from effuse.runs.driver import resume, run
+from effuse.runs.observer import Observer
+from effuse.tools.pack import pack, unpack
+
+KEPT = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
+
+
+class Killed(Exception):
+    """What a machine that is given back does to a run."""
+
+
+class Reaper(Observer):
+    """Ends a run after so many rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def phase(self, words: str) -> None:
+        if words == "training":  # a checkpoint has just been written
+            self.left -= 1
+            if not self.left:
+                raise Killed
+
+
+def half(path, rounds=2):
+    """A run of four rounds that ends after some of them."""
+    recipe = toy_recipe(algorithm=ToyStateful(local=KEPT, cohort=2), rounds=4, ema=0.5)
+    with pytest.raises(Killed):
+        run(recipe, path, observer=Reaper(rounds))
+    return recipe
+
+
+@pytest.mark.parametrize("part", [1000, 10_000, 10**9])
+def test_a_packed_run_goes_on_elsewhere(part, tmp_path):
+    """Parts of 1,000 bytes cut files in the middle, those of 10^9 hold them all."""
+    recipe = half(tmp_path / "here")
+    written = pack(tmp_path / "here", tmp_path / "parts", part)
+    parts = [p for p in written if p.suffix == ".bin"]
+    sizes = [p.stat().st_size for p in parts]
+    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == sorted(p.name for p in written)
+    assert all(size == part for size in sizes[:-1]) and 0 < sizes[-1] <= part
+    carried = shutil.move(tmp_path / "parts", tmp_path / "carried")
+    shutil.rmtree(tmp_path / "here")
+    there = unpack(carried, tmp_path / "there")
+    found = resume(there)
+    assert found.weights_sha256 == run(recipe, tmp_path / "whole").weights_sha256
+    assert len((there / "rounds.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_finished_run_is_packed_with_its_model(tmp_path):
+    recipe = toy_recipe(algorithm=ToyStateful(local=ADAM), rounds=1, evaluate=Evaluate(grid=2), sampler=Ancestral(batch=2))
+    result = run(recipe, tmp_path / "run")
+    pack(tmp_path / "run", tmp_path / "parts", 5000)
+    again = unpack(tmp_path / "parts", tmp_path / "again")
+    assert resume(again).weights_sha256 == result.weights_sha256
+    files = [path for path in (tmp_path / "run" / "model").rglob("*") if path.is_file()]
+    for model in files:
+        assert (again / model.relative_to(tmp_path / "run")).read_bytes() == model.read_bytes()
+    assert files and not (again / "samples").exists(), "only what is needed to go on"
+
+
+def test_what_was_damaged_on_the_way_is_refused_and_leaves_no_run(tmp_path):
+    """One bit of a part, a part that is missing, a part too many bytes long: each is named, and nothing can be resumed."""
+    half(tmp_path / "run")
+    written = pack(tmp_path / "run", tmp_path / "parts", 5000)
+    part = written[-2]
+    whole = part.read_bytes()
+    part.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    with pytest.raises(RunError, match=rf"{part.name} is not the part that was packed; fetch it again"):
+        unpack(tmp_path / "parts", tmp_path / "a")
+    part.unlink()
+    with pytest.raises(RunError, match=rf"{part.name} cannot be read"):
+        unpack(tmp_path / "parts", tmp_path / "b")
+    part.write_bytes(whole)
+    index = json.loads(written[0].read_text())
+    index["files"][-1]["sha256"] = "0" * 64
+    written[0].write_text(json.dumps(index))
+    with pytest.raises(RunError, match="is damaged; pack the run again"):
+        unpack(tmp_path / "parts", tmp_path / "c")
+    assert not any((tmp_path / name / "manifest.json").exists() for name in "abc")
+
+
+@pytest.mark.parametrize(
+    "name", ["../run/secret", "/etc/passwd", "clients/0/../../x.state", "flower/superlink/secret", "model/../../x", "x.py"]
+)
+def test_a_pack_writes_nothing_but_a_runs_own_files(name, tmp_path):
+    half(tmp_path / "run")
+    written = pack(tmp_path / "run", tmp_path / "parts", 10**9)
+    index = json.loads(written[0].read_text())
+    index["files"][1]["name"] = name
+    written[0].write_text(json.dumps(index))
+    with pytest.raises(RunError, match="which is no file of a packed run"):
+        unpack(tmp_path / "parts", tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_what_cannot_be_packed_or_unpacked_is_a_sentence(tmp_path):
+    with pytest.raises(RunError, match="manifest.json"):
+        pack(tmp_path / "none", tmp_path / "parts", 10)
+    half(tmp_path / "run", 1)
+    with pytest.raises(RunError, match="a part of 0 bytes holds nothing"):
+        pack(tmp_path / "run", tmp_path / "parts", 0)
+    pack(tmp_path / "run", tmp_path / "parts", 10**6)
+    with pytest.raises(RunError, match="is not an empty folder"):
+        pack(tmp_path / "run", tmp_path / "parts", 10**6)
+    with pytest.raises(RunError, match="already holds a run"):
+        unpack(tmp_path / "parts", tmp_path / "run")
+    with pytest.raises(RunError, match="give the folder that `effuse pack` wrote"):
+        unpack(tmp_path / "run", tmp_path / "there")
+    (tmp_path / "parts" / "pack.json").write_text('{"format": 2, "files": [], "parts": []}')
+    with pytest.raises(RunError, match="has format 2, and this effuse reads format 1"):
+        unpack(tmp_path / "parts", tmp_path / "there")
+
+
+def test_a_private_run_is_packed_privately(tmp_path):
+    """A server's run holds models of other people's data."""
+    half(tmp_path / "run")
+    (tmp_path / "run").chmod(0o700)
+    written = pack(tmp_path / "run", tmp_path / "parts", 10**6)
+    assert (tmp_path / "parts").stat().st_mode & 0o077 == 0
+    assert all(p.stat().st_mode & 0o077 == 0 for p in written[1:])
+    assert unpack(tmp_path / "parts", tmp_path / "there").stat().st_mode & 0o077 == 0
