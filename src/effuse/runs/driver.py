@@ -84,9 +84,7 @@ def run(
         refuse_apart(recipe, train)
     pick_speed(recipe, chosen, len(train))
     if train.images.is_meta:
-        raise RunError(
-            f"data {recipe.data}: there are labels but no images; `effuse check` works with it, `effuse run` does not"
-        )
+        raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
     with folder.locked(private=served is not None):  # it will hold models trained on data of the sites
         kind = SERVED if served else engine
         more = {"classes": train.classes} if trained is None else {"classes": train.classes, "trained": str(trained)}
@@ -109,7 +107,7 @@ def resume(
     """Continue a run from its last checkpoint; a finished run returns its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
-    engine = str(manifest.get("engine"))
+    engine: Any = manifest.get("engine")
     chosen = pick_device(device) if device else None
     if (engine == SERVED) != (served is not None):
         how = f"effuse serve --resume {out}" if engine == SERVED else f"effuse resume {out}"
