@@ -438,12 +438,12 @@ def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
     assert "accuracy() looks at a model, but those of local_only stay with its clients" in sentence
 
 
-# what a newcomer might type
+# typing errors
 
 TYPED = {
-    "run": "Missing argument 'RECIPE'; `effuse run --help` shows what there is",
+    "run": "Missing argument 'RECIPE'; `effuse run --help` lists the commands and options",
     "rnu demo": "No such command 'rnu'; did you mean run or prune?",
-    "help": "No such command 'help'; valid: bound, check, evaluate, export, join, keys, list, prune, reproduce, ",
+    "help": "No such command 'help'; valid: bound, check, evaluate, export, join, keys, list, pack, prune, reproduce, ",
     "--fast": "No such option '--fast'; ",
     "run demo --fast": "No such option '--fast'; ",
     "run demo --round 3": "No such option '--round'; did you mean rounds",
@@ -481,7 +481,7 @@ TYPED = {
     'run demo --set \'data=__import__("os").system("true")\'': "RecipeError: data: ",
     "run demo --rounds 0": "RecipeError: rounds: 0 is wrong, input should be greater than 0",
     "run demo --seed -1": "RecipeError: seed: -1 is wrong",
-    "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers with commas between, such as 0,1,2",
+    "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers separated by commas, such as 0,1,2",
     "run demo --seeds 0,,1": "RecipeError: --seeds 0,,1: expected whole numbers",
     "run demo --engine flwoer": "RecipeError: no engine 'flwoer'; valid: simulator, loopback, flower",
     "run demo --device gpu": "RecipeError: no device 'gpu'; valid: auto, cpu, cuda",
@@ -493,7 +493,7 @@ TYPED = {
 
 
 @pytest.mark.parametrize("line", TYPED)
-def test_what_a_newcomer_might_type(effuse, line):
+def test_typing_errors(effuse, line):
     answer = effuse(line)
     assert TYPED[line] in answer.sentence and answer.out == ""
     assert not Path("runs").exists()
@@ -512,7 +512,7 @@ def test_samples_that_cannot_be_drawn(effuse, toy_file):
     effuse(f"run {toy_file(**SAMPLED)} --out run")
     assert "its recipe has no sampler" in effuse("sample plain").sentence
     assert "labels: the model of run takes none; leave them out" in effuse("sample run -n 2 --label 1").sentence
-    assert "run kept no moving average; run it with --set ema=0.99" in effuse("sample run -n 2 --ema").sentence
+    assert "run has no moving average; run it with --set ema=0.99" in effuse("sample run -n 2 --ema").sentence
     assert "fedavg has one global model and none per client" in effuse("sample run -n 2 --client 0").sentence
     assert "no sampler 'ddmi'; did you mean ddim?" in effuse("sample run -n 2 --sampler 'ddmi()'").sentence
     assert "sampler.steps: 99 is more than the 25 steps" in effuse("sample run -n 2 --sampler 'ddim(steps=99)'").sentence

@@ -60,7 +60,7 @@ def test_the_bound_for_a_reader_with_a_plot(effuse, tmp_path):
 def test_the_bound_refuses_in_one_sentence(effuse):
     assert "zeta: a step of 0.5 is above the admissible" in effuse("bound fedddpm --zeta 0.5").sentence
     assert "n: 200 clients a round of N=100" in effuse("bound fedddpm -n 200").sentence
-    assert "bound fedavg: there is none" in effuse("bound fedavg").sentence
+    assert "bound fedavg: this method has no bound" in effuse("bound fedavg").sentence
     assert "L: 0.0 must be a number above nought" in effuse("bound fedddpm -L 0").sentence
     for given, refusal in (
         ("--zeta 0", "zeta: 0.0 must be a number above nought"),
