@@ -1,4 +1,4 @@
-"""Imports point one way, so that every room of the house can be understood without those above it."""
+"""Imports point one way, so that every package can be understood without those above it."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ import effuse
 
 ROOT = Path(effuse.__file__).parent
 HOUSE = ROOT.parent.parent
-# each package imports itself and those to its right
+# each package imports only itself and those below it
 ORDER = [
     "cli",
     "tools",
@@ -28,7 +28,7 @@ ORDER = [
     "data",
     "core",
 ]
-DOOR = "effuse.fast"  # all that other packages may import of fast/
+DOOR = "effuse.fast"  # the only module of fast/ that other packages may import
 BACKWARD = Path("machines/eager.py")  # the one file that calls `.backward()`
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
 

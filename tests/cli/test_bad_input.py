@@ -1,4 +1,4 @@
-"""Every error ends in one sentence (place, value, remedy) and a non-zero exit code, and leaves the last checkpoint intact."""
+"""Every error is one sentence (place, value, remedy) with a non-zero exit code, and leaves the last checkpoint intact."""
 
 import errno
 import gzip

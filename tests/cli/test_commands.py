@@ -216,7 +216,7 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
     monkeypatch.setattr(progress, "console", lambda: Console(file=screen, force_terminal=True, width=100, highlight=False))
     assert effuse(f"run {toy_file(algorithm=ToyStateful(local=ADAM), rounds=6)} --seeds 0 --out s").code == 0
     shown = screen.getvalue()
-    assert re.search(r"━+╌+ [1-5]/6  loss \d\.\d{4}  [\d,]+ images/s  \d+\.\d kB  \d+s gone, \d+s left  \w", shown)
+    assert re.search(r"━+╌+ [1-5]/6  loss \d\.\d{4}  [\d,]+ images/s  \d+\.\d kB  \d+s elapsed, \d+s left  \w", shown)
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and restored"
     lines = [re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]", shown)]
     assert all(len(line) <= 97 for line in lines if "elapsed" in line), "a line that wraps cannot be erased"

@@ -83,7 +83,7 @@ def test_cells_are_picked_by_a_pattern(tmp_path):
     asked = subprocess.run(
         [sys.executable, str(TOOL), str(tmp_path), "--cells", "*-2"], capture_output=True, text=True, timeout=120
     )
-    assert asked.returncode == 1 and "no run in it called *-2 has a round" in asked.stderr
+    assert asked.returncode == 1 and "no run called *-2 with a finished round" in asked.stderr
 
 
 def test_a_cell_with_copied_rounds_has_its_own_result(tmp_path):
@@ -118,7 +118,7 @@ def test_the_curves_of_real_runs(tmp_path):
     ("lines", "words"),
     [
         ((), "no run with a finished round"),
-        ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run was looked at twice by it; there are mix, loss"),
+        ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run has two values of it; valid: mix, loss"),
     ],
 )
 def test_missing_data_is_reported(tmp_path, lines, words):

@@ -27,7 +27,7 @@ def test_other_pictures_are_refused_in_a_sentence(tmp_path):
     Image.fromarray(np.zeros((30, 61), np.uint8)).save(tmp_path / "other.png")
     (tmp_path / "words.png").write_text("no picture")
     for name, words in (
-        ("other.png", "61x30 pixels are no grid"),
+        ("other.png", "61x30 pixels are not a grid"),
         ("words.png", "no picture"),
         ("none.png", "No such file"),
     ):
