@@ -1,4 +1,4 @@
-# Two commands do everything, set-up included: `make demo` and `make test`.
+# `make demo` and `make test` set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
@@ -16,30 +16,30 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/effuse run demo
 
-# what the code may look like, and its types: seconds, once mypy has its cache
+# style and types; seconds once mypy has its cache
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# what anything may break; long tests that few changes can break are marked `slow`, each with its reason
+# lint, then all tests but those marked `slow` (long tests that few changes can break, each with its reason)
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests
 
-# every test of tests/, as CI runs it; ends with a list of what `make test` leaves out, why, and how long it took
+# every test of tests/, as CI runs it; ends with a list of the slow tests, their reasons and times
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
 
-# every algorithm and every fault over a real SuperLink: about ten minutes
+# every algorithm and every fault over a real SuperLink; about ten minutes
 test-flower: setup
 	$(BIN)/python -m pytest tests_flower
 
-# for machines without a network: make bundle PYTHON=3.12 [WITHOUT=torch,numpy,...]
+# packs effuse for machines without a network: make bundle PYTHON=3.12 [WITHOUT=torch,numpy,...]
 bundle:
 	$(MAKE) setup PYTHON=python3
 	$(BIN)/python tools/bundle.py $(if $(filter-out python3,$(PYTHON)),--python $(PYTHON)) $(if $(WITHOUT),--without $(WITHOUT))
 
-# packs bundles for two Pythons and runs one: needs downloads
+# packs bundles for two Pythons and runs one; needs downloads
 test-bundle: setup
 	$(BIN)/python -m pytest tests_bundle
 

@@ -40,7 +40,7 @@ def ours(recipe: Recipe, train: Dataset, folder: Path) -> Callable[[], None]:
     fed = Simulator(recipe, recipe.shards(train), *machines, snapshots=on_disk(folder))
     server, t = Server(recipe.model.initial(Stream((0,)))), 0
 
-    def play() -> None:
+    def run_round() -> None:
         nonlocal server, t
         fed.begin(t, 0)
         server = recipe.algorithm.round(server, fed)
@@ -48,7 +48,7 @@ def ours(recipe: Recipe, train: Dataset, folder: Path) -> Callable[[], None]:
         fed.ledger.close()
         t += 1
 
-    return play
+    return run_round
 
 
 def plain(recipe: Recipe, train: Dataset) -> Callable[[], None]:
@@ -60,7 +60,7 @@ def plain(recipe: Recipe, train: Dataset) -> Callable[[], None]:
     table = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0)
     server = recipe.model.build()
 
-    def play() -> None:
+    def run_round() -> None:
         states, weights = [], [len(s) / len(train) for s in shards]
         for loader in loaders:
             net = copy.deepcopy(server)
@@ -80,7 +80,7 @@ def plain(recipe: Recipe, train: Dataset) -> Callable[[], None]:
             states.append(net.state_dict())
         server.load_state_dict({k: sum(w * s[k] for w, s in zip(weights, states)) for k in states[0]})
 
-    return play
+    return run_round
 
 
 def convolution_rate() -> float:
@@ -107,17 +107,17 @@ def main() -> None:
     recipe = recipe.resolved(train)
     taken: dict[str, list[float]] = {"plain": [], "eager": [], "auto": []}
     with tempfile.TemporaryDirectory() as folder:
-        plays = {
+        functions = {
             "plain": plain(recipe, train),
             "eager": ours(recipe.changed(["speed=eager"]), train, Path(folder) / "eager"),
             "auto": ours(recipe, train, Path(folder) / "auto"),
         }
-        for play in plays.values():
-            play()  # build networks, fill caches
+        for run_round in functions.values():
+            run_round()  # build networks, fill caches
         for _ in range(3 if arguments.quick else 9):
-            for name, play in plays.items():
+            for name, run_round in functions.items():
                 began = time.perf_counter()
-                play()
+                run_round()
                 taken[name].append(time.perf_counter() - began)
     images = recipe.algorithm.local.images_on(len(train))
     ratios = {k: statistics.median(p / x for p, x in zip(taken["plain"], v)) for k, v in taken.items()}

@@ -208,7 +208,7 @@ def main(grid, context):
 """
 
 
-def theirs(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
+def flower_fedavg(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
     """Flower's own FedAvg strategy, deployed as in its documentation, with its default settings."""
     app, home, marks = folder / "app", folder / "home", folder / "marks"
     (app / "plain").mkdir(parents=True)
@@ -286,7 +286,7 @@ def main() -> None:
     rows = []
     for name, rounds in [("3M", 3)] if arguments.quick else [("3M", 4), ("36M", 3)]:
         row: dict[str, Any] = {"model": name, "clients": CLIENTS}
-        for which, measure in (("effuse", ours), ("flower", theirs)):
+        for which, measure in (("effuse", ours), ("flower", flower_fedavg)):
             if arguments.only in (None, which):
                 with tempfile.TemporaryDirectory() as folder:
                     row[which] = measure(ARCHS[name], rounds, Path(folder))

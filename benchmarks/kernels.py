@@ -75,7 +75,7 @@ class Norm:
         stats = norm(x, *rest, *self.options[1:])[1]
         return lambda: norm(x, *rest, *self.options[1:]), lambda: norm_backward(x, dy, *rest, stats, *self.options[3:])
 
-    def theirs(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    def reference(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
         """Torch's expression as autocast runs it, and its inputs."""
         _, groups, eps, before, after, rate, _ = self.options
 
@@ -112,7 +112,7 @@ class Attention:
         _, *kept = linear_attention(x, self.heads)
         return lambda: linear_attention(x, self.heads), lambda: linear_attention_backward(x, dy, *kept)
 
-    def theirs(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    def reference(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
         def expression(x: Tensor) -> Tensor:
             q, k, v = x.reshape(len(x), 3, self.heads, x.shape[1] // (3 * self.heads), -1).unbind(1)
             context = k.float().softmax(-1).to(x.dtype) @ v.mT
@@ -175,11 +175,11 @@ def copies(case: Case, device: torch.device) -> list[dict[str, Any]]:
 
 
 def torchs(case: Case, sets: list[dict[str, Any]], compiled: bool) -> tuple[float, float]:
-    expression = case.theirs(sets[0])[0]
+    expression = case.reference(sets[0])[0]
     run = torch.compile(expression, dynamic=False) if compiled else expression
     forward, both = [], []
     for given in sets:
-        learnt = [t.detach().requires_grad_() for t in case.theirs(given)[1]]
+        learnt = [t.detach().requires_grad_() for t in case.reference(given)[1]]
         forward.append(lambda learnt=learnt: run(*learnt))
         both.append(lambda learnt=learnt, dy=given["dy"]: torch.autograd.grad(run(*learnt), learnt, dy))
     one = microseconds(forward)

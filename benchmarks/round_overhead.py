@@ -69,7 +69,7 @@ def simulator(arch: Arch, clients: int, folder: Path) -> tuple[Callable[[], None
     server = Server(arch.initial(Stream((0,))))
     count = 0
 
-    def play() -> None:
+    def run_round() -> None:
         nonlocal server, count
         fed.begin(count, count)
         server = Idle().round(server, fed)
@@ -77,7 +77,7 @@ def simulator(arch: Arch, clients: int, folder: Path) -> tuple[Callable[[], None
         fed.ledger.close()
         count += 1
 
-    return play, server.model
+    return run_round, server.model
 
 
 def plain(arch: Arch, clients: int) -> Callable[[], None]:
@@ -86,7 +86,7 @@ def plain(arch: Arch, clients: int) -> Callable[[], None]:
     state = copy.deepcopy(net.state_dict())
 
     @torch.no_grad()
-    def play() -> None:
+    def run_round() -> None:
         nonlocal state
         total: dict[str, torch.Tensor] = {}
         for _ in range(clients):
@@ -96,18 +96,18 @@ def plain(arch: Arch, clients: int) -> Callable[[], None]:
                 total[k] = v / clients if k not in total else total[k] + v / clients
         state = total
 
-    return play
+    return run_round
 
 
-def turns(rounds: int, *plays: Callable[[], None]) -> list[float]:
+def turns(rounds: int, *functions: Callable[[], None]) -> list[float]:
     """Median CPU seconds of each function, called in turn."""
-    for play in plays:
-        play()  # build networks, fill caches
-    taken: list[list[float]] = [[] for _ in plays]
+    for function in functions:
+        function()  # build networks, fill caches
+    taken: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
-        for play, times in zip(plays, taken):
+        for function, times in zip(functions, taken):
             before = time.process_time()
-            play()
+            function()
             times.append(time.process_time() - before)
     return [statistics.median(times) for times in taken]
 
@@ -118,10 +118,10 @@ def peak_of_averaging(arch: Arch, updates: int) -> float:
     child = os.fork()
     if child == 0:
         with tempfile.TemporaryDirectory() as folder:
-            play, model = simulator(arch, updates, Path(folder))
+            run_round, model = simulator(arch, updates, Path(folder))
             before = resident()
             Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here
-            play()
+            run_round()
             # plus the server's model, which exists before the round
             os.write(write, f"{(peak() - before) / model.params.nbytes + 1:.3f}".encode())
         os._exit(0)
@@ -155,10 +155,10 @@ def main() -> None:
     cases = [("3M", 5), ("36M", 5)] if arguments.quick else [("3M", 5), ("3M", 100), ("36M", 5), ("36M", 100)]
     for name, clients in [] if arguments.memory else cases:
         with tempfile.TemporaryDirectory() as folder:
-            play, _ = simulator(ARCHS[name], clients, Path(folder))
+            run_round, _ = simulator(ARCHS[name], clients, Path(folder))
             rounds = 3 if arguments.quick else max(3, 100 // clients)
-            ours, theirs = turns(rounds, play, plain(ARCHS[name], clients))
-        rows.append({"model": name, "clients": clients, "effuse": ours, "plain": theirs, "ratio": ours / theirs})
+            ours, baseline = turns(rounds, run_round, plain(ARCHS[name], clients))
+        rows.append({"model": name, "clients": clients, "effuse": ours, "plain": baseline, "ratio": ours / baseline})
     if arguments.json:
         print(json.dumps({"peak_copies_of_200_updates": copies, "rounds": rows}))
         return

@@ -34,7 +34,7 @@ def join(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Take part as one client until the run ends; the data stays here. Reconnects by itself; Ctrl-C leaves."""
+    """Take part as one client until the run ends; the data stays here. Reconnects automatically; Ctrl-C leaves."""
     flower.require()
     from effuse.tools.preview import what_leaves
     from effuse.transport.flower.commands import join as take_part

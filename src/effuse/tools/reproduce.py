@@ -102,7 +102,7 @@ class Reproduction:
             others = [f"--scale {scale}" for scale in self.table.scales if scale != self.scale_name]
             also = f"; the table also has {' and '.join(others)}" if others else ""
             raise RecipeError(f"{name}: {error}{also}") from None
-        except TrainingError as error:  # only this cell: go on with the next
+        except TrainingError as error:  # other cells may still work
             write_atomically(path / DIVERGED, f"{error}\n".encode())
         self._save()
 
