@@ -10,7 +10,7 @@ import torch
 from effuse.algorithms.fedddpm import QuickTest
 from effuse.core.errors import RecipeError
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.fedddpm.comparison import BOUNDS, COMPARED, KNOBS, RIVALS, TELLING
+from effuse.recipes.fedddpm.comparison import BOUNDS, COMPARED, KNOBS, MAIN, RIVALS
 from effuse.recipes.fedddpm.methods import SHORT
 from effuse.recipes.fedddpm.tables import METHODS
 from effuse.runs.driver import run
@@ -430,11 +430,11 @@ def test_evaluations_of_the_comparison_and_its_tuning(tmp_path):
 def test_the_most_important_cells_come_first():
     """Four methods under shards with all seeds, then under Dirichlet with one, then rivals and bounds."""
     order = [tuple(c.labels.values()) for c in find_table("fedddpm.comparison(seeds=[4, 5, 6])")[1].cells]
-    assert order[:12] == [(m, "shard", seed) for m in TELLING for seed in (4, 5, 6)]
-    assert order[12:16] == [(m, "dir0.1", 4) for m in TELLING]
+    assert order[:12] == [(m, "shard", seed) for m in MAIN for seed in (4, 5, 6)]
+    assert order[12:16] == [(m, "dir0.1", 4) for m in MAIN]
     assert order[16:28] == [(m, "shard", seed) for m in RIVALS for seed in (4, 5, 6)]
     assert order[28:31] == [(m, "shard", 4) for m in BOUNDS]
-    assert order[31:39] == [(m, "dir0.1", seed) for m in TELLING for seed in (5, 6)]
+    assert order[31:39] == [(m, "dir0.1", seed) for m in MAIN for seed in (5, 6)]
     assert order[39:51] == [(m, "dir0.1", seed) for m in RIVALS for seed in (4, 5, 6)]
     assert order[51:55] == [(m, "shard", seed) for m in ("centralised", "local_only") for seed in (5, 6)]
     assert order[-2:] == [("aux_only", "dir0.1", seed) for seed in (5, 6)]  # the most expensive, because of their synthesis

@@ -17,7 +17,7 @@ from effuse.diffusion.samplers import Ddim, quadratic
 from effuse.metrics.fidelity import FID, KID
 from effuse.metrics.tones import Tones
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.fedphd.comparison import TELLING
+from effuse.recipes.fedphd.comparison import MAIN
 from effuse.runs.driver import run
 from effuse.tools.check import check
 from effuse.tools.reproduce import Reproduction
@@ -355,8 +355,8 @@ def test_the_comparison_repeats_its_main_cells():
     """
     cells = find_table("fedphd.comparison")[1].cells
     names = [cell.labels["method"] for cell in cells]
-    assert len(TELLING) == 6 and len({*names}) == 22 and len(cells) == 3 * 6 + 12 + 4
-    assert [*names[:6], *names[18:30]] == [*TELLING] * 3 and not {*names[6:18], *names[30:]} & {*TELLING}
+    assert len(MAIN) == 6 and len({*names}) == 22 and len(cells) == 3 * 6 + 12 + 4
+    assert [*names[:6], *names[18:30]] == [*MAIN] * 3 and not {*names[6:18], *names[30:]} & {*MAIN}
     assert names[30:] == ["fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii", "scaffold-e1"]
     assert [c.labels["seed"] for c in cells] == [0] * 18 + [1] * 6 + [2] * 6 + [0] * 4
     recipes = [find_recipe(c.recipe.replace("{scale}", "scaled"))[1].changed(list(c.settings)) for c in cells]

@@ -5,7 +5,7 @@ from typing import Literal
 
 from effuse.core.spec import text
 from effuse.core.table import Cell, Scale, Table
-from effuse.recipes.fedddpm.comparison import as_tuned, looks, scales
+from effuse.recipes.fedddpm.comparison import as_tuned, evaluation_settings, scales
 from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
 from effuse.recipes.fedddpm.tables import PARTITIONS, cell_of
 
@@ -35,7 +35,7 @@ def causes(seeds: tuple[int, ...] = (0, 1, 2), samples: int = 10_000) -> Table:
     for name, seed in [*((n, seeds[0]) for n in CHANGES), *((n, s) for s in seeds[1:] for n in REPEATED)]:
         method, size, settings = CHANGES[name]
         s = setting("mnist", "scaled", size)
-        more = (*looks(s, method, 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
+        more = (*evaluation_settings(s, method, 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
         cell = cell_of(method, "mnist", {"partition": "shard"}, None, f"seed={seed}", *more, size=size)
         cells.append(dataclasses.replace(cell, labels={"change": name, "seed": seed}))
     title = "FedDDPM under shards: variations"

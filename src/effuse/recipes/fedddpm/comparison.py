@@ -9,10 +9,10 @@ from effuse.recipes.fedddpm.tables import SMOKE, cell_of
 from effuse.recipes.seeds import FIRST_TUNING_SEED, refuse_results, refuse_tuning
 
 # `fedavg_ema` is not listed: `fedavg` measures the moving average too
-TELLING = ("fedavg", "fedddpm", "plus", "fedavg_matched")
+MAIN = ("fedavg", "fedddpm", "plus", "fedavg_matched")
 RIVALS = ("scaffold", "mofedsam", "localaug", "fedprox")
 BOUNDS = ("aux_only", "centralised", "local_only")
-COMPARED = (*TELLING, *RIVALS, *BOUNDS, "fedavg_size")
+COMPARED = (*MAIN, *RIVALS, *BOUNDS, "fedavg_size")
 SYNTHETIC = ("fedddpm", "plus", "localaug", "aux_only")
 # the knob of each method and its values; every other method uses FedAvg's learning rate only
 KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
@@ -62,7 +62,7 @@ def comparison(
             {"partition": partition, "seed": seed},
             None,
             f"seed={seed}",
-            *looks(s, method, every if (partition, seed) == ("shard", seeds[0]) else 0, samples),
+            *evaluation_settings(s, method, every if (partition, seed) == ("shard", seeds[0]) else 0, samples),
             *as_tuned(s, method),
             size=size,
         )
@@ -83,11 +83,11 @@ def _by_importance(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
     """Cells in the order of importance, so that an incomplete table is most useful."""
     first, others = seeds[:1], seeds[1:]
     for partition, methods, chosen in (
-        ("shard", TELLING, seeds),
-        ("dir0.1", TELLING, first),
+        ("shard", MAIN, seeds),
+        ("dir0.1", MAIN, first),
         ("shard", RIVALS, seeds),
         ("shard", BOUNDS, first),
-        ("dir0.1", TELLING, others),
+        ("dir0.1", MAIN, others),
         ("dir0.1", RIVALS, seeds),
         ("shard", ("centralised", "local_only"), others),
         ("dir0.1", ("local_only",), seeds),  # centralised data have no partition
@@ -119,7 +119,7 @@ def tuning(
             {"partition": "shard", "value": f"{value:g}"},
             None,
             f"seed={seed}",
-            *looks(s, method, 0, samples),
+            *evaluation_settings(s, method, 0, samples),
             *_rates(method, TUNED.get("fedavg", s.zeta) if rate is None else rate),
             f"{knob}={value:g}",
             size=size,
@@ -148,7 +148,7 @@ def _described(s: Setting) -> str:
     return f"on {s.data.name}: {s.warmup} epochs of warm-up, {s.cohort} of {s.clients} clients a round, {s.rounds} rounds"
 
 
-def looks(s: Setting, method: str, every: int, samples: int) -> list[str]:
+def evaluation_settings(s: Setting, method: str, every: int, samples: int) -> list[str]:
     """The evaluation settings of a run: the same rounds for all methods, or as many evaluations where rounds are longer."""
     if method == "aux_only":
         every = max(min(every, 1), round(every * alone(s)[0] / s.rounds))

@@ -38,19 +38,19 @@ LAST = (
     "fedphd-0-neither",
     "scaffold-ii",
     "scaffold-e1",
-)  # these run after the other seeds of TELLING
+)  # these run after the other seeds of MAIN
 # learning rates to tune with one and with five local epochs a round, and the best ones; 1e-4 extends the grid
 RATES: dict[int, tuple[float, ...]] = {1: (1e-4, 2e-4, 5e-4, 1e-3), 5: (2e-4, 5e-4, 1e-3)}
 TUNED = {1: 2e-4, 5: 5e-4}
-TELLING = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os", "fedphd-44-random-edges")
+MAIN = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os", "fedphd-44-random-edges")
 
 
 def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
     """All methods, pruning ratios and ablations, scaled to `epochs` local epochs; the most informative on all seeds."""
     refuse_results("fedphd.comparison", seeds)
     cells = []
-    others = [name for name in COMPARED if name not in (*TELLING, *LAST)]
-    first, more_seeds = itertools.product(seeds[:1], (*TELLING, *others)), itertools.product(seeds[1:], TELLING)
+    others = [name for name in COMPARED if name not in (*MAIN, *LAST)]
+    first, more_seeds = itertools.product(seeds[:1], (*MAIN, *others)), itertools.product(seeds[1:], MAIN)
     for seed, name in [*first, *more_seeds, *itertools.product(seeds[:1], LAST)]:
         method, more = COMPARED[name]
         # centralised training has no client drift
