@@ -19,9 +19,8 @@ ARCHS: dict[str, Arch] = {
     "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
     "36M": CifarUnet().resolved(Shape(32, 3, 10)),
 }
-ARCHS["9M"] = CifarUnet(widths=(64, 128, 128, 128), groups=16, dropout=0.0).resolved(
-    Shape(32, 3, 10)
-)  # of FedPhD's comparison
+# the network of FedPhD's comparison
+ARCHS["9M"] = CifarUnet(widths=(64, 128, 128, 128), groups=16, dropout=0.0).resolved(Shape(32, 3, 10))
 ARCHS["20M"], ARCHS["5M"] = (cut(ARCHS[name], 0.2) for name in ("36M", "9M"))  # as FedPhD prunes them
 BATCH = 128
 T = TypeVar("T", bound=Hashable)

@@ -95,10 +95,8 @@ def test_the_traffic_of_one_cycle():
     """
     _, recipe = find_recipe("fedphd")
     found = check(recipe.changed([*CIFAR, "algorithm.variant=os", "rounds=5"]))
-    links, seen = (
-        found["traffic"]["links"],
-        4 * 2 * 10 * 20,
-    )  # every choice is shown the edges: two histograms of ten classes
+    links = found["traffic"]["links"]
+    seen = 4 * 2 * 10 * 20  # every choice of an edge is sent the histograms of ten classes of both edges
     assert links == {
         "client-edge": {"up": 20 * 4 * PRUNED + 20 * 40, "down": 20 * 4 * PRUNED + seen},
         "edge-cloud": {"up": 2 * 4 * PRUNED, "down": 2 * 4 * PRUNED},
@@ -335,12 +333,8 @@ def test_the_scaled_network_is_pruned_as_the_papers(tmp_path):
     again = Reproduction("comparison", find_table("fedphd.comparison")[1], tmp_path, "scaled")
 
     def left(name: str, *more: str) -> int:
-        changes = [
-            *CIFAR,
-            "algorithm.variant=os",
-            "rounds=5",
-            *more,
-        ]  # the number of parameters does not depend on which channels are cut
+        # the number of parameters does not depend on which channels are cut
+        changes = [*CIFAR, "algorithm.variant=os", "rounds=5", *more]
         return check(again.planned[f"{name}-0"].recipe.changed(changes))["after"]["parameters"]
 
     whole = check(again.planned["fedphd-0-0"].recipe.changed([*CIFAR, "rounds=5"]))["after"]["parameters"]

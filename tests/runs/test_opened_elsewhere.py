@@ -39,9 +39,8 @@ def {name}(folder, path, steps):
         drawn.append((images * 255).round().astype(np.uint8))
     return drawn
 """
-CLIPPED = UNCONDITIONAL.replace(
-    'output_type="np"', 'use_clipped_model_output=True, output_type="np"'
-)  # as docs/runs.md says
+# as in docs/runs.md
+CLIPPED = UNCONDITIONAL.replace('output_type="np"', 'use_clipped_model_output=True, output_type="np"')
 # what a class-conditional model needs: its two parts and a plain loop
 CONDITIONAL = """
 def {name}(folder, path, steps):

@@ -24,7 +24,7 @@ def run(
     set: Settings = None,
     engine: Annotated[
         str,
-        typer.Option(help="simulator, loopback (encodes every message) or flower (one process per client)."),
+        typer.Option(help="How to run clients: simulator, loopback (encodes every message) or flower (one process each)."),
     ] = "simulator",
     device: Device = "auto",
     workers: Workers = None,

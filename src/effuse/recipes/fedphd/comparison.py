@@ -33,12 +33,13 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "scaffold-ii": ("scaffold-ii", ()),
     "scaffold-e1": ("scaffold-e1", ()),  # with five epochs it diverged
 }
+# these run after the other seeds of MAIN
 LAST = (
     "fedphd-44-unregularised",
     "fedphd-0-neither",
     "scaffold-ii",
     "scaffold-e1",
-)  # these run after the other seeds of MAIN
+)
 # learning rates to tune with one and with five local epochs a round, and the best ones; 1e-4 extends the grid
 RATES: dict[int, tuple[float, ...]] = {1: (1e-4, 2e-4, 5e-4, 1e-3), 5: (2e-4, 5e-4, 1e-3)}
 TUNED = {1: 2e-4, 5: 5e-4}
