@@ -69,7 +69,7 @@ def test_the_bound_refuses_in_one_sentence(effuse):
         ("--sigma-l nan", "sigma_l: nan must be a number, nought or more"),
         ("--gap inf", "gap: inf must be a number, nought or more"),
         ("-L 1e-320", "leave no number; choose constants nearer to 1"),
-        ("--plot b.xyz", "--plot b.xyz: its name must end in a kind of picture, such as .png; valid: "),
+        ("--plot b.xyz", "--plot b.xyz: its name must end in a picture format, such as .png; valid: "),
     ):
         assert refusal in effuse(f"bound fedddpm {given}").sentence
     assert "effuse[plots]" in effuse("bound --help").out
