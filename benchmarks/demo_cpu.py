@@ -1,12 +1,11 @@
-"""A training round of the demo on CPU cores: a plain loop, effuse's reference (`speed=eager`), effuse as it runs by itself.
+"""Time a training round of the demo on CPU cores: a plain loop, effuse with `speed=eager`, effuse by default.
 
     python benchmarks/demo_cpu.py [--quick] [--json] [--threads 2]
 
-The plain loop is what public code does: eager fp32, a DataLoader, a deep-copied model per client, a mean of state_dicts. All
-take turns in one process, round by round; the ratio is the median over rounds, so that a busy machine disturbs all alike.
-That of `auto` should be at least 1.
-The arithmetic floor is three forward passes an image (one forward, twice that backward) at the rate of a large convolution
-measured here, the best of many.
+The plain loop is that of public code: eager fp32, a DataLoader, a deep-copied model per client, a mean of state_dicts.
+All alternate in one process, round by round. The ratio is the median over rounds, so that other load affects all equally.
+That of `auto` should be at least 1. The arithmetic floor is three forward passes per image (one forward, twice that
+backward) at the best measured rate of a large convolution.
 """
 
 import argparse
@@ -41,7 +40,7 @@ def ours(recipe: Recipe, train: Dataset, folder: Path) -> Callable[[], None]:
     fed = Simulator(recipe, recipe.shards(train), *machines, snapshots=on_disk(folder))
     server, t = Server(recipe.model.initial(Stream((0,)))), 0
 
-    def play() -> None:
+    def run_round() -> None:
         nonlocal server, t
         fed.begin(t, 0)
         server = recipe.algorithm.round(server, fed)
@@ -49,11 +48,11 @@ def ours(recipe: Recipe, train: Dataset, folder: Path) -> Callable[[], None]:
         fed.ledger.close()
         t += 1
 
-    return play
+    return run_round
 
 
 def plain(recipe: Recipe, train: Dataset) -> Callable[[], None]:
-    """The same round as public code writes it."""
+    """The same round as in public code."""
     solver, drop = recipe.algorithm.local, recipe.task.drop
     shards = recipe.shards(train)
     sets = [TensorDataset(train.floats(train.images[s.rows]), train.labels[s.rows]) for s in shards]
@@ -61,7 +60,7 @@ def plain(recipe: Recipe, train: Dataset) -> Callable[[], None]:
     table = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0)
     server = recipe.model.build()
 
-    def play() -> None:
+    def run_round() -> None:
         states, weights = [], [len(s) / len(train) for s in shards]
         for loader in loaders:
             net = copy.deepcopy(server)
@@ -81,11 +80,11 @@ def plain(recipe: Recipe, train: Dataset) -> Callable[[], None]:
             states.append(net.state_dict())
         server.load_state_dict({k: sum(w * s[k] for w, s in zip(weights, states)) for k in states[0]})
 
-    return play
+    return run_round
 
 
 def convolution_rate() -> float:
-    """Multiply-adds a second of a large convolution, the best of many."""
+    """Multiply-adds per second of a large convolution, the best of several measurements."""
     x, net = torch.randn(64, 128, 16, 16), nn.Conv2d(128, 128, 3, padding=1)
     best = 0.0
     with torch.no_grad():
@@ -101,24 +100,24 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three short rounds")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--threads", type=int, default=2)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    recipe = demo().changed([f"threads={asked.threads}", f"algorithm.local.epochs={1 if asked.quick else 2}"])
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    recipe = demo().changed([f"threads={arguments.threads}", f"algorithm.local.epochs={1 if arguments.quick else 2}"])
     train = recipe.data.load("train")
     recipe = recipe.resolved(train)
     taken: dict[str, list[float]] = {"plain": [], "eager": [], "auto": []}
     with tempfile.TemporaryDirectory() as folder:
-        plays = {
+        functions = {
             "plain": plain(recipe, train),
             "eager": ours(recipe.changed(["speed=eager"]), train, Path(folder) / "eager"),
             "auto": ours(recipe, train, Path(folder) / "auto"),
         }
-        for play in plays.values():
-            play()  # build networks, fill caches
-        for _ in range(3 if asked.quick else 9):
-            for name, play in plays.items():
+        for run_round in functions.values():
+            run_round()  # build networks, fill caches
+        for _ in range(3 if arguments.quick else 9):
+            for name, run_round in functions.items():
                 began = time.perf_counter()
-                play()
+                run_round()
                 taken[name].append(time.perf_counter() - began)
     images = recipe.algorithm.local.images_on(len(train))
     ratios = {k: statistics.median(p / x for p, x in zip(taken["plain"], v)) for k, v in taken.items()}
@@ -127,10 +126,10 @@ def main() -> None:
         k: {"seconds": statistics.median(v), "images_per_second": images / statistics.median(v), "ratio": ratios[k]}
         for k, v in taken.items()
     }
-    if asked.json:
-        print(json.dumps({"threads": asked.threads, "torch": torch.__version__, "floor_seconds": floor, "rows": rows}))
+    if arguments.json:
+        print(json.dumps({"threads": arguments.threads, "torch": torch.__version__, "floor_seconds": floor, "rows": rows}))
         return
-    print(f"a round of the demo, {images} images, {asked.threads} threads; arithmetic floor {floor:.2f} s")
+    print(f"a round of the demo, {images} images, {arguments.threads} threads; arithmetic floor {floor:.2f} s")
     print(f"{'':>8} {'seconds':>8} {'images/s':>9} {'ratio to plain':>15}, at least 1 wanted of auto")
     for name, row in rows.items():
         print(f"{name:>8} {row['seconds']:>8.2f} {row['images_per_second']:>9,.0f} {row['ratio']:>15.2f}")

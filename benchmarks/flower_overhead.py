@@ -1,10 +1,11 @@
-"""What a round of a real federation costs when nobody trains: effuse over Flower beside Flower's own FedAvg deployment.
+"""Measure the cost of a federated round without training: effuse over Flower beside Flower's own FedAvg.
 
     python benchmarks/flower_overhead.py [--quick] [--json]
 
-Five clients, each in processes of its own, a SuperLink, HTTP on the loopback, no TLS on either side, every client with an update of
-its own (identical ones would be stored and sent once). Both are measured in the same call, one after the other: wall seconds from
-round to round, and CPU seconds of all processes, from /proc. The first round is left out: it pays for starting.
+There are five clients in separate processes and a SuperLink, over HTTP on the loopback without TLS. Every client sends a
+different update, because identical ones would be stored and sent once. Both are measured one after the other: wall
+seconds from round to round, and CPU seconds of all processes from /proc. The first round is excluded, because it includes
+the start.
 """
 
 import argparse
@@ -41,7 +42,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_of_family(root: int) -> float:
-    """CPU seconds of a process and all below it, the dead included."""
+    """CPU seconds of a process and all its descendants, including ended ones."""
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
     for number in filter(str.isdigit, os.listdir("/proc")):
@@ -54,11 +55,11 @@ def cpu_of_family(root: int) -> float:
     children = defaultdict(list)
     for child, parent in parents.items():
         children[parent].append(child)
-    total, open_ = 0.0, [root]
-    while open_:
-        number = open_.pop()
+    total, queue = 0.0, [root]
+    while queue:
+        number = queue.pop()
         total += spent.get(number, 0.0)
-        open_ += children[number]
+        queue += children[number]
     return total
 
 
@@ -93,8 +94,8 @@ class WithoutPool:
         self.seconds += time.thread_time() - self.before
 
 
-def watched_post(inside: WithoutPool) -> None:
-    """Count what the server's thread does within Flower's calls."""
+def watch_flower(inside: WithoutPool) -> None:
+    """Measure the CPU time of the server's thread within Flower's calls."""
     send, collect = SuperLink.send, SuperLink.collect
 
     def timed_send(self: SuperLink, *args: Any) -> str:
@@ -102,13 +103,13 @@ def watched_post(inside: WithoutPool) -> None:
             return send(self, *args)
 
     def timed_collect(self: SuperLink, *args: Any) -> Any:
-        letters = collect(self, *args)
+        replies = collect(self, *args)
         while True:
             with inside:
-                letter = next(letters, None)
-            if letter is None:
+                reply = next(replies, None)
+            if reply is None:
                 return
-            yield letter
+            yield reply
 
     SuperLink.send, SuperLink.collect = timed_send, timed_collect  # type: ignore[method-assign]
 
@@ -118,21 +119,11 @@ def ours(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
     address = f"127.0.0.1:{free_port()}"
     sites = []
     for k in range(CLIENTS):
-        words = [
-            "join",
-            address,
-            "--client-id",
-            str(k),
-            "--data",
-            "recipe",
-            "--folder",
-            str(folder / f"site-{k}"),
-            "--device",
-            "cpu",
-        ]
+        words = ["join", address, "--client-id", str(k), "--data", "recipe", "--device", "cpu"]
+        words += ["--folder", str(folder / f"site-{k}")]
         sites.append(start([sys.executable, __file__, "--site", *words], folder / f"site-{k}.log", {}))
     inside, watch = WithoutPool(), Stopwatch()
-    watched_post(inside)
+    watch_flower(inside)
     resident: list[int] = []
     spans: list[tuple[float, float]] = []  # the server thread's clock and its share within Flower, round by round
 
@@ -159,7 +150,7 @@ def ours(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
     size = sum(p.numel() for p in on_meta(arch).parameters()) * 4
     found = watch.per_round() | {"ours_at_sites": at_sites, "ours_at_server": at_server}
     found["ours_share"] = (at_sites + at_server) / found["cpu"]
-    # with the server's own model, which is there between rounds
+    # plus the server's model, which is in memory between rounds
     return found | {"server_peak_copies": (status("VmHWM") - resident[0]) / size + 1}
 
 
@@ -217,8 +208,8 @@ def main(grid, context):
 """
 
 
-def theirs(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
-    """Flower's own FedAvg strategy, deployed as its documentation says, with its own settings."""
+def flower_fedavg(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
+    """Flower's own FedAvg strategy, deployed as in its documentation, with its default settings."""
     app, home, marks = folder / "app", folder / "home", folder / "marks"
     (app / "plain").mkdir(parents=True)
     home.mkdir()
@@ -261,7 +252,7 @@ def theirs(arch: Arch, rounds: int, folder: Path) -> dict[str, Any]:
             raise RuntimeError(f"flwr run: {done.stdout} {done.stderr}")
         watch, until = Stopwatch(), time.monotonic() + 300 * rounds
         while len(watch.marks) < rounds:
-            done = len(marks.read_text().split()) - 1 if marks.exists() else 0  # the first is of the initial model
+            done = len(marks.read_text().split()) - 1 if marks.exists() else 0  # the first mark is of the initial model
             if done > len(watch.marks):
                 watch.mark(os.getpid())
             if time.monotonic() > until:
@@ -290,20 +281,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the small model only, fewer rounds")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--only", choices=["effuse", "flower"], help="one of the two")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for name, rounds in [("3M", 3)] if asked.quick else [("3M", 4), ("36M", 3)]:
+    for name, rounds in [("3M", 3)] if arguments.quick else [("3M", 4), ("36M", 3)]:
         row: dict[str, Any] = {"model": name, "clients": CLIENTS}
-        for which, measure in (("effuse", ours), ("flower", theirs)):
-            if asked.only in (None, which):
+        for which, measure in (("effuse", ours), ("flower", flower_fedavg)):
+            if arguments.only in (None, which):
                 with tempfile.TemporaryDirectory() as folder:
                     row[which] = measure(ARCHS[name], rounds, Path(folder))
-                print(f"{name} {which}: {row[which]}", file=sys.stderr, flush=True)  # the next may take minutes
-        if asked.only is None:
+                print(f"{name} {which}: {row[which]}", file=sys.stderr, flush=True)  # the next measurement may take minutes
+        if arguments.only is None:
             row |= {f"{k}_ratio": row["flower"][k] / row["effuse"][k] for k in ("wall", "cpu")}
         rows.append(row)
-    if asked.json:
+    if arguments.json:
         print(json.dumps({"rounds": rows}))
         return
     print("seconds a round, 5 idle clients; CPU of all processes")
@@ -315,7 +306,8 @@ def main() -> None:
             print(f"{'':>5} {'ratio':>7}: wall {row['wall_ratio']:6.2f}  CPU {row['cpu_ratio']:6.2f}")
         if "effuse" in row:
             e = row["effuse"]
-            parts = f"sites {e['ours_at_sites']:.2f}, server {e['ours_at_server']:.2f}, Flower {e['cpu'] * (1 - e['ours_share']):.2f}"
+            flower = e["cpu"] * (1 - e["ours_share"])
+            parts = f"sites {e['ours_at_sites']:.2f}, server {e['ours_at_server']:.2f}, Flower {flower:.2f}"
             print(f"      where effuse's CPU goes: {parts} ({e['ours_share']:.0%} ours)")
             print(f"      the server's memory peaks at {e['server_peak_copies']:.1f} copies of the model")
 

@@ -1,13 +1,17 @@
-"""Ideas for a faster step that we did not build in, each measured against what a step does today.
+"""Measure ideas for a faster training step that effuse does not use, against its present operations.
 
     python benchmarks/ideas.py [--quick] [--json] [--only 3M|36M] [--idea flat|dense|first|native|products|vectorised|fp8]
 
-`flat`: Adam over one buffer of all weights instead of over a list of them. `dense`: depthwise convolutions as full ones whose
-weights are zero off the diagonal, for the tensor cores' sake; `first`: with channels first; `native`: so and by torch's own kernels, not cuDNN's.
-`products`: attention as two matrix products and a compiled softmax instead of flash attention, the one with a gradient that repeats.
-`vectorised`: five clients in one batch, whose convolutions become grouped ones and whose matrix products batched ones, against five
-calls one after the other. `fp8`: the matrix products forwards with inputs rounded to eight bits (scales known beforehand), against
-bf16. Every figure is the sum over a step of batch 128, replayed from CUDA graphs. Without a GPU only the operations are counted.
+flat        Adam over one buffer of all weights, instead of a list
+dense       depthwise convolutions as full ones with zero weights off the diagonal, for tensor cores
+first       depthwise convolutions with channels first
+native      as `first`, with torch's own kernels instead of cuDNN's
+products    attention as two matrix products and a compiled softmax, instead of flash attention with a reproducible gradient
+vectorised  five clients in one batch, with grouped convolutions and batched matrix products, instead of five calls
+fp8         the forward matrix products with 8-bit inputs (scales known), instead of bf16
+
+Every figure is the sum over a step of batch 128, replayed from CUDA graphs. Without a GPU only the operations are
+counted.
 """
 
 import argparse
@@ -27,8 +31,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 CLIENTS, BF16, EIGHTH = 5, torch.bfloat16, torch.float8_e4m3fn
-SETS = 4  # of inputs, played in turn: as in a step, what a product reads is mostly not in the cache
-ATTENTIONS = {"3M": {}, "36M": {256: 5, 16: 1}}  # full ones with one wide head: of so many tokens, so often
+SETS = 4  # sets of inputs, used in turn: as in a step, most inputs are not in the cache
+ATTENTIONS = {"3M": {}, "36M": {256: 5, 16: 1}}  # full attention with one wide head: {tokens: how often}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Product:
 
     @property
     def matrix(self) -> tuple[int, int, int] | None:
-        """Rows, inputs and outputs, where it is a plain matrix product."""
+        """Rows, inputs and outputs of a plain matrix product; None for others."""
         if self.kind == "linear":
             return self.x[0], self.x[1], self.weight[0]
         if self.kind == "conv" and self.weight[2:] == (1, 1) and self.groups == self.stride == 1:
@@ -52,7 +56,7 @@ class Product:
         return None
 
     def call(self, clients: int, device: torch.device, last: bool = True) -> Callable[[], Any]:
-        """Forwards and backwards for so many clients at once, channels `last` or first."""
+        """A function that runs it forwards and backwards for several clients at once, with channels `last` or first."""
         x, weight = (_random(shape, device, last) for shape in (self._x(clients), self._weight(clients)))
         apply = {"linear": self._linear, "conv": self._conv, "transposed": self._transposed}[self.kind]
         y = apply(x, weight, clients)
@@ -82,7 +86,7 @@ def _random(shape: tuple[int, ...], device: torch.device, last: bool) -> Tensor:
 
 def products(name: str) -> collections.Counter[Product]:
     """The convolutions and matrix products of a step's forward pass."""
-    return networks.asked(name, _product)
+    return networks.operations(name, _product)
 
 
 def _product(func: Any, args: tuple[Any, ...]) -> Product | None:
@@ -114,7 +118,7 @@ def _adam(shapes: list[torch.Size], device: torch.device) -> float:
 
 
 def _cudnn(enabled: bool = True, trial: bool = True) -> contextlib.AbstractContextManager[None]:
-    """As a step is recorded: algorithms by trial, of those that repeat to the bit."""
+    """cuDNN's settings as a step is recorded: the fastest of the bitwise reproducible algorithms."""
     return torch.backends.cudnn.flags(enabled=enabled, benchmark=trial, deterministic=True)
 
 
@@ -172,7 +176,7 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def vectorised(name: str, device: torch.device) -> tuple[float, float]:
     now = tried = 0.0
-    with _cudnn(trial=False):  # trying what cuDNN has for grouped ones takes minutes; by rule on both sides, then
+    with _cudnn(trial=False):  # cuDNN's trials of grouped convolutions take minutes: none on both sides
         for product, times in products(name).items():
             alone, together = (microseconds([product.call(n, device) for _ in range(SETS)]) for n in (1, CLIENTS))
             now, tried = now + times * CLIENTS * alone, tried + times * together
@@ -182,7 +186,7 @@ def vectorised(name: str, device: torch.device) -> tuple[float, float]:
 def fp8(name: str, device: torch.device) -> tuple[float, float]:
     now = tried = 0.0
     for product, times in products(name).items():
-        if product.matrix is None or any(n % 16 for n in product.matrix):  # the library refuses others
+        if product.matrix is None or any(n % 16 for n in product.matrix):  # fp8 products need multiples of 16
             continue
         rows, inner, outer = product.matrix
         a, b = (torch.randn(n, inner, device=device, dtype=BF16) for n in (rows, outer))
@@ -204,7 +208,7 @@ IDEAS: dict[str, Callable[[str, torch.device], tuple[float, float]]] = {
     "vectorised": vectorised,
     "fp8": fp8,
 }
-# what has none of it is not asked
+# the ideas that apply only to networks with such operations
 CONCERNED: dict[str, Callable[[str], Any]] = {
     "dense": _depthwise,
     "first": _depthwise,
@@ -219,26 +223,26 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--only", choices=list(ATTENTIONS), help="one network")
     parser.add_argument("--idea", choices=list(IDEAS), help="one idea")
-    asked = parser.parse_args()
-    names = [asked.only] if asked.only else list(ATTENTIONS)[: 1 if asked.quick else None]
+    arguments = parser.parse_args()
+    names = [arguments.only] if arguments.only else list(ATTENTIONS)[: 1 if arguments.quick else None]
     rows: list[dict[str, Any]] = []
     for name in names:
         found = products(name)
         matrices = sum(n for product, n in found.items() if product.matrix)
         rows.append({"network": name, "products": found.total(), "kinds": len(found), "matrices": matrices})
-        if not asked.json:
+        if not arguments.json:
             print(
                 f"{name}: {found.total()} convolutions and products of {len(found)} kinds, {matrices} plain matrices",
                 flush=True,
             )
-        for idea in [asked.idea] if asked.idea else list(IDEAS):
+        for idea in [arguments.idea] if arguments.idea else list(IDEAS):
             if not torch.cuda.is_available() or (idea in CONCERNED and not CONCERNED[idea](name)):
                 continue
             now, tried = IDEAS[idea](name, torch.device("cuda"))
             rows.append({"network": name, "idea": idea, "now_us": now, "tried_us": tried})
-            if not asked.json:
+            if not arguments.json:
                 print(f"{name} {idea}: {now:.0f} us now, {tried:.0f} us tried, {now / tried:.2f} times", flush=True)
-    if asked.json:
+    if arguments.json:
         print(json.dumps({"cuda": torch.cuda.is_available(), "rows": rows}))
 
 

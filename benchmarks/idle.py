@@ -1,4 +1,4 @@
-"""Clients that do nothing, so that what is left is what a federation costs."""
+"""Clients that do not train, to measure the cost of the federation itself."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ from effuse.transport.flower.site import Site
 
 @spec
 class IdleApart(Algorithm):
-    """The model goes out and comes back a little different from each client: identical answers would be sent only once."""
+    """Clients return the model with a tiny change of their own, because identical replies would be sent only once."""
 
     def round(self, server: Server, fed: Federation) -> Server:
         return Server(mean((u.model, u.weight) for _, u in fed.ask(self.echo, fed.clients, model=server.model)))
@@ -32,7 +32,7 @@ class IdleApart(Algorithm):
 
 
 def idle_recipe(arch: Arch, clients: int, rounds: int) -> Recipe:
-    """As many rounds of nothing."""
+    """A recipe of rounds without training."""
     side = arch.shape.side
     return Recipe(
         data=Digits(transforms=transforms(side, arch.shape.channels)),
@@ -57,7 +57,7 @@ def transforms(side: int, channels: int) -> tuple:
 
 
 def watch_sites() -> None:
-    """Let a site write down the CPU seconds that its own part of a job takes, and its peak memory."""
+    """Make a site record the CPU seconds of effuse's part of each job."""
     plain = Site.perform
 
     def perform(self: Site, head: bytes, body: bytes) -> tuple[bytes, bytes]:

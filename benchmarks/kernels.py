@@ -1,12 +1,11 @@
-"""Our kernels at the shapes of both networks, and of those that FedPhD cuts: bytes, floor, and time beside torch's own.
+"""Time effuse's kernels at the shapes of the benchmark networks, beside torch's own.
 
     python benchmarks/kernels.py [--quick] [--json] [--only 3M|36M|20M|9M|5M] [--compiled N] [--tune]
 
-Every operation that a training step of batch 128 asks for is timed by itself, replayed from a CUDA graph over inputs that
-together exceed the cache. `floor` is the time to read every input and write every output once at the memory rate measured
-here (without a GPU: 4 TB/s, and only the floors are printed). `eager` and `compiled` are the same expression of torch's,
-forwards and backwards, the latter for the N heaviest operations, since each takes seconds to compile. `--tune` tries other
-tilings.
+Every operation of a training step of batch 128 is timed alone, replayed from a CUDA graph over inputs that together
+exceed the cache. `floor` is the time to read every input and write every output once at the measured memory rate. Without
+a GPU only the floors are printed, at 4 TB/s. `eager` and `compiled` are the same expressions in torch, forwards and
+backwards. Only the N heaviest operations are compiled, because compiling takes seconds. `--tune` tries other tilings.
 """
 
 import argparse
@@ -35,13 +34,12 @@ Given = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """One kind of normalisation, as often as a step makes it."""
+    """One kind of normalisation."""
 
     shape: tuple[int, ...]
-    row: int  # how far apart positions are, which is more than the channels where a convolution padded them
-    options: tuple[
-        Any, ...
-    ]  # how far apart shifts are (0: one for all images; None: none), groups, eps, before, after, rate, layer
+    row: int  # the stride of positions; more than the channels if a convolution padded them
+    # stride of shifts (0: one for all images; None: no shift), groups, eps, before, after, rate, layer
+    options: tuple[Any, ...]
 
     def __str__(self) -> str:
         shift, groups, _, before, after, rate, _ = self.options
@@ -56,7 +54,7 @@ class Norm:
 
     @property
     def bytes(self) -> tuple[float, float]:
-        """Moved forwards and backwards, in bf16: x, y; x, dy, dx."""
+        """Bytes moved forwards (x, y) and backwards (x, dy, dx), in bf16."""
         unit = 2.0 * torch.Size(self.shape).numel()
         return 2 * unit, 3 * unit
 
@@ -77,8 +75,8 @@ class Norm:
         stats = norm(x, *rest, *self.options[1:])[1]
         return lambda: norm(x, *rest, *self.options[1:]), lambda: norm_backward(x, dy, *rest, stats, *self.options[3:])
 
-    def theirs(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
-        """Torch's own expression, as autocast would run it, and what it is a function of."""
+    def reference(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
+        """Torch's expression as autocast runs it, and its inputs."""
         _, groups, eps, before, after, rate, _ = self.options
 
         def expression(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -101,7 +99,7 @@ class Attention:
 
     @property
     def bytes(self) -> tuple[float, float]:
-        """Queries, keys, values and the output; these with its gradient, and theirs."""
+        """Bytes moved forwards (q, k, v, output) and backwards (these and their gradients)."""
         unit = 2.0 * torch.Size(self.shape).numel() / 3
         return 4 * unit, 7 * unit
 
@@ -114,7 +112,7 @@ class Attention:
         _, *kept = linear_attention(x, self.heads)
         return lambda: linear_attention(x, self.heads), lambda: linear_attention_backward(x, dy, *kept)
 
-    def theirs(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    def reference(self, given: Given) -> tuple[Callable[..., Tensor], list[Tensor]]:
         def expression(x: Tensor) -> Tensor:
             q, k, v = x.reshape(len(x), 3, self.heads, x.shape[1] // (3 * self.heads), -1).unbind(1)
             context = k.float().softmax(-1).to(x.dtype) @ v.mT
@@ -136,21 +134,21 @@ def _drawn(B: int, C: int, places: list[int], device: torch.device) -> Tensor:
 
 
 def cases(name: str) -> collections.Counter[Case]:
-    """What a step asks of our operators."""
-    return networks.asked(name, _case)
+    """The calls of effuse's operators in a step, with counts."""
+    return networks.operations(name, _case)
 
 
 def _case(func: Any, args: tuple[Any, ...]) -> Case | None:
     if func is torch.ops.effuse.norm.default:
         x, shift, _, _, _, *options = args
-        options[-1] = 0  # the layer's number changes nothing
+        options[-1] = 0  # the layer's number does not change the time
         apart = None if shift is None else 0 if shift.ndim == 1 else shift.stride(0)
         return Norm(tuple(x.shape), x.stride(-1), (apart, *options))
     return Attention(tuple(args[0].shape), args[1]) if func is torch.ops.effuse.linear_attention.default else None
 
 
 def microseconds(calls: list[Callable[[], Any]]) -> float:
-    """Of one call, from a graph that plays every one of them in turn; the best of five."""
+    """The time of one call in a graph of all calls, the best of five replays."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -172,16 +170,16 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
 
 
 def copies(case: Case, device: torch.device) -> list[dict[str, Any]]:
-    """As many sets of inputs as leave none of them in the cache, and at least four."""
+    """Enough sets of inputs to exceed the cache, and at least four."""
     return [case.inputs(device) for _ in range(max(4, min(32, int(CACHE / case.bytes[1]))))]
 
 
 def torchs(case: Case, sets: list[dict[str, Any]], compiled: bool) -> tuple[float, float]:
-    expression = case.theirs(sets[0])[0]
+    expression = case.reference(sets[0])[0]
     run = torch.compile(expression, dynamic=False) if compiled else expression
     forward, both = [], []
     for given in sets:
-        learnt = [t.detach().requires_grad_() for t in case.theirs(given)[1]]
+        learnt = [t.detach().requires_grad_() for t in case.reference(given)[1]]
         forward.append(lambda learnt=learnt: run(*learnt))
         both.append(lambda learnt=learnt, dy=given["dy"]: torch.autograd.grad(run(*learnt), learnt, dy))
     one = microseconds(forward)
@@ -189,7 +187,7 @@ def torchs(case: Case, sets: list[dict[str, Any]], compiled: bool) -> tuple[floa
 
 
 def memory_rate(device: torch.device) -> float:
-    """Bytes a second of a large copy."""
+    """Bytes per second of a large copy."""
     a = torch.empty(1 << 30, dtype=torch.uint8, device=device)
     return 2 * a.numel() / (1e-6 * microseconds([lambda: a.clone()] * 4))
 
@@ -211,7 +209,7 @@ def timed(name: str, device: torch.device, rate: float, compiled: int, quick: bo
 
 
 def total(kind: type, name: str, device: torch.device) -> float:
-    """Milliseconds of a step's operations of a kind with the present tiling."""
+    """Milliseconds of a step's operations of one kind, with the present tiling."""
     spent = 0.0
     for case, times in cases(name).items():
         if isinstance(case, kind):
@@ -250,31 +248,29 @@ def main() -> None:
     parser.add_argument("--only", choices=list(networks.ARCHS), help="one network")
     parser.add_argument("--compiled", type=int, default=3, metavar="N", help="operations to compare with torch.compile")
     parser.add_argument("--tune", action="store_true", help="try other tilings instead")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = [asked.only] if asked.only else list(networks.ARCHS)
+    names = [arguments.only] if arguments.only else list(networks.ARCHS)
     if not available(device):
         device = torch.device("cpu")
-        if not asked.json:
-            print("no GPU with triton here, so nothing can be timed; these are the floors at 4 TB/s")
-    elif asked.tune:
+        if not arguments.json:
+            print("no GPU with triton, so only the floors at 4 TB/s are shown")
+    elif arguments.tune:
         return tune(names, device)
     rate = memory_rate(device) if device.type == "cuda" else RATE
     rows = []
     for name in names:
-        for row in timed(name, device, rate, 1 if asked.quick else asked.compiled, asked.quick):
+        for row in timed(name, device, rate, 1 if arguments.quick else arguments.compiled, arguments.quick):
             rows.append(row)
-            if not asked.json:
+            if not arguments.json:
                 tell(row)
-        mine = [r for r in rows if r["network"] == name]
+        own = [r for r in rows if r["network"] == name]
         sums = {
-            k: sum(r["times"] * sum(r[k]) for r in mine) / 1e3
-            for k in ("ours", "floor", "eager")
-            if all(k in r for r in mine)
+            k: sum(r["times"] * sum(r[k]) for r in own) / 1e3 for k in ("ours", "floor", "eager") if all(k in r for r in own)
         }
-        if not asked.json:
+        if not arguments.json:
             print(f"{name:>4} a step, ms: " + ", ".join(f"{k} {v:.3f}" for k, v in sums.items()), flush=True)
-    if asked.json:
+    if arguments.json:
         print(json.dumps({"device": device.type, "bytes_per_second": rate, "rows": rows}))
 
 

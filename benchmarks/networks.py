@@ -1,4 +1,4 @@
-"""The networks that benchmarks are about, and what a training step of theirs asks for."""
+"""The networks of the benchmarks, and the operations of their training steps."""
 
 import collections
 from collections.abc import Callable, Hashable
@@ -19,16 +19,15 @@ ARCHS: dict[str, Arch] = {
     "3M": ConvnextUnet().resolved(Shape(28, 1, 10)),
     "36M": CifarUnet().resolved(Shape(32, 3, 10)),
 }
-ARCHS["9M"] = CifarUnet(widths=(64, 128, 128, 128), groups=16, dropout=0.0).resolved(
-    Shape(32, 3, 10)
-)  # of FedPhD's comparison
-ARCHS["20M"], ARCHS["5M"] = (cut(ARCHS[name], 0.2) for name in ("36M", "9M"))  # as FedPhD leaves them
+# the network of FedPhD's comparison
+ARCHS["9M"] = CifarUnet(widths=(64, 128, 128, 128), groups=16, dropout=0.0).resolved(Shape(32, 3, 10))
+ARCHS["20M"], ARCHS["5M"] = (cut(ARCHS[name], 0.2) for name in ("36M", "9M"))  # as FedPhD prunes them
 BATCH = 128
 T = TypeVar("T", bound=Hashable)
 
 
 class Calls(TorchDispatchMode):
-    """Counts what `note` makes of every operator and its arguments."""
+    """Counts the values of `note` for every operator and its arguments; None is not counted."""
 
     def __init__(self, note: Callable[[Any, tuple[Any, ...]], Any]) -> None:
         super().__init__()
@@ -41,8 +40,8 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def asked(name: str, note: Callable[[Any, tuple[Any, ...]], T | None]) -> "collections.Counter[T]":
-    """What the forward pass of a step asks for, as often as it does; no numbers are computed."""
+def operations(name: str, note: Callable[[Any, tuple[Any, ...]], T | None]) -> "collections.Counter[T]":
+    """The values of `note` in the forward pass of a step, with counts; nothing is computed."""
     side, channels, _ = ARCHS[name].shape
     with torch.device("meta"):
         net = torch.nn.Module.to(for_tensor_cores(ARCHS[name].build(), KERNELS).train(), torch.bfloat16)

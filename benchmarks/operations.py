@@ -1,8 +1,8 @@
-"""How many operations a training step of a network asks for, forwards and backwards, as it would be recorded; needs no GPU.
+"""Count the operations of a network's training step, forwards and backwards, as recorded; needs no GPU.
 
     python benchmarks/operations.py [--json] [9M ...]
 
-Views and mere allocations are not counted; an operation is one kernel or a few.
+Views and allocations are not counted. An operation is one kernel or a few.
 """
 
 import argparse
@@ -21,14 +21,14 @@ ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 
 
 def computes(func: Any, args: tuple[Any, ...]) -> str | None:
-    """An operator's name, if it computes something."""
+    """The name of an operator that computes something; None for views and allocations."""
     name = func.overloadpacket.__name__
     view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
     return None if view or name in ALLOCATES else name
 
 
 def counted(name: str) -> "tuple[collections.Counter[str], collections.Counter[str]]":
-    """Operations forwards, and backwards, of the network's step on two images."""
+    """The operations of the network's step on two images, forwards and backwards."""
     arch = networks.ARCHS[name]
     net = for_tensor_cores(arch.build(), KERNELS).train()
     side, channels, _ = arch.shape
@@ -44,11 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", help=f"some of {', '.join(networks.ARCHS)}; by default all")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    asked = parser.parse_args()
-    if unknown := [name for name in asked.networks if name not in networks.ARCHS]:
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.networks if name not in networks.ARCHS]:
         parser.error(f"no network {unknown[0]}; there are {', '.join(networks.ARCHS)}")
-    found = {name: counted(name) for name in asked.networks or networks.ARCHS}
-    if asked.json:
+    found = {name: counted(name) for name in arguments.networks or networks.ARCHS}
+    if arguments.json:
         print(json.dumps({name: {"forwards": f, "backwards": b} for name, (f, b) in found.items()}))
         return
     for name, (forwards, backwards) in found.items():

@@ -1,10 +1,10 @@
-"""What a round costs when nobody trains: effuse's simulator against a plain state_dict loop, and the memory of averaging.
+"""Measure the cost of a round without training: effuse's simulator against a state_dict loop, and memory.
 
     python benchmarks/round_overhead.py [--quick] [--memory] [--json]
 
-The plain loop is what research code does at its leanest: load the global state_dict into one network, copy its state_dict out,
-add it to a running weighted sum. Both run in this process, turn by turn, so the ratio does not depend on the machine's mood.
-It should stay below 1.5, and the memory below 8 copies, which the suite tests.
+The plain loop is minimal research code: load the global state_dict into one network, copy its state_dict out, add it to a
+running weighted sum. Both alternate in this process, so that other load affects both equally. The ratio should stay below
+1.5, and the memory below 8 copies of the model, which the suite tests.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from effuse.transport.simulator import Simulator, on_disk
 
 @spec
 class Idle(Algorithm):
-    """FedAvg without training: the model goes out, comes back as it is, and is averaged."""
+    """FedAvg without training: clients return the model unchanged, and the server averages it."""
 
     def round(self, server: Server, fed: Federation) -> Server:
         return Server(mean((u.model, u.weight) for _, u in fed.ask(self.echo, fed.clients, model=server.model)))
@@ -69,7 +69,7 @@ def simulator(arch: Arch, clients: int, folder: Path) -> tuple[Callable[[], None
     server = Server(arch.initial(Stream((0,))))
     count = 0
 
-    def play() -> None:
+    def run_round() -> None:
         nonlocal server, count
         fed.begin(count, count)
         server = Idle().round(server, fed)
@@ -77,7 +77,7 @@ def simulator(arch: Arch, clients: int, folder: Path) -> tuple[Callable[[], None
         fed.ledger.close()
         count += 1
 
-    return play, server.model
+    return run_round, server.model
 
 
 def plain(arch: Arch, clients: int) -> Callable[[], None]:
@@ -86,7 +86,7 @@ def plain(arch: Arch, clients: int) -> Callable[[], None]:
     state = copy.deepcopy(net.state_dict())
 
     @torch.no_grad()
-    def play() -> None:
+    def run_round() -> None:
         nonlocal state
         total: dict[str, torch.Tensor] = {}
         for _ in range(clients):
@@ -96,18 +96,18 @@ def plain(arch: Arch, clients: int) -> Callable[[], None]:
                 total[k] = v / clients if k not in total else total[k] + v / clients
         state = total
 
-    return play
+    return run_round
 
 
-def turns(rounds: int, *plays: Callable[[], None]) -> list[float]:
-    """Median CPU seconds of each play, taken in turn."""
-    for play in plays:
-        play()  # build networks, fill caches
-    taken: list[list[float]] = [[] for _ in plays]
+def turns(rounds: int, *functions: Callable[[], None]) -> list[float]:
+    """Median CPU seconds of each function, called in turn."""
+    for function in functions:
+        function()  # build networks, fill caches
+    taken: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
-        for play, times in zip(plays, taken):
+        for function, times in zip(functions, taken):
             before = time.process_time()
-            play()
+            function()
             times.append(time.process_time() - before)
     return [statistics.median(times) for times in taken]
 
@@ -118,11 +118,11 @@ def peak_of_averaging(arch: Arch, updates: int) -> float:
     child = os.fork()
     if child == 0:
         with tempfile.TemporaryDirectory() as folder:
-            play, model = simulator(arch, updates, Path(folder))
+            run_round, model = simulator(arch, updates, Path(folder))
             before = resident()
             Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here
-            play()
-            # the server's model and the network that clients share are part of the bill
+            run_round()
+            # plus the server's model, which exists before the round
             os.write(write, f"{(peak() - before) / model.params.nbytes + 1:.3f}".encode())
         os._exit(0)
     os.close(write)
@@ -146,20 +146,20 @@ def peak() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds, small cases only")
-    parser.add_argument("--memory", action="store_true", help="the memory of averaging only, without a stopwatch")
+    parser.add_argument("--memory", action="store_true", help="measure only the memory of averaging")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     copies = peak_of_averaging(ARCHS["3M"], 200)
     rows = []
-    cases = [("3M", 5), ("36M", 5)] if asked.quick else [("3M", 5), ("3M", 100), ("36M", 5), ("36M", 100)]
-    for name, clients in [] if asked.memory else cases:
+    cases = [("3M", 5), ("36M", 5)] if arguments.quick else [("3M", 5), ("3M", 100), ("36M", 5), ("36M", 100)]
+    for name, clients in [] if arguments.memory else cases:
         with tempfile.TemporaryDirectory() as folder:
-            play, _ = simulator(ARCHS[name], clients, Path(folder))
-            rounds = 3 if asked.quick else max(3, 100 // clients)
-            ours, theirs = turns(rounds, play, plain(ARCHS[name], clients))
-        rows.append({"model": name, "clients": clients, "effuse": ours, "plain": theirs, "ratio": ours / theirs})
-    if asked.json:
+            run_round, _ = simulator(ARCHS[name], clients, Path(folder))
+            rounds = 3 if arguments.quick else max(3, 100 // clients)
+            ours, baseline = turns(rounds, run_round, plain(ARCHS[name], clients))
+        rows.append({"model": name, "clients": clients, "effuse": ours, "plain": baseline, "ratio": ours / baseline})
+    if arguments.json:
         print(json.dumps({"peak_copies_of_200_updates": copies, "rounds": rows}))
         return
     print(f"peak memory of averaging 200 updates of the 3M model: {copies:.2f} copies of it")

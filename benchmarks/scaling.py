@@ -1,11 +1,11 @@
-"""What a round costs as clients and model grow: time should be linear, and memory should not know the number of clients.
+"""Measure how a round scales: time should grow linearly, and memory should not grow with the number of clients.
 
     python benchmarks/scaling.py [--quick] [--only clients] [--json]
 
-Every cell is a whole run in a fresh process: FedAvg through the driver, with checkpoints, ledger and rounds.jsonl, each
-client one step on one image, so that what is measured is the framework. `kept` also keeps Adam's moments of every client on
-disk. Seconds are of the rounds after the first, the least of them; memory is the highest resident set; `copies` is what came
-on top of a tiny run, in models, which the suite tests. Time should grow as size^1, and stay below size^1.6 on a busy machine.
+Every cell is a whole run in a fresh process: FedAvg through the driver, with checkpoints, ledger and rounds.jsonl. Each
+client trains one step on one image, so that the framework dominates. `kept` also saves Adam's moments of every client to
+disk. Seconds are the minimum over the rounds after the first. Memory is the peak resident set; `copies` is its excess
+over a tiny run, in models, which the suite tests. Time should grow as size^1, and stay below size^1.6 on a busy machine.
 """
 
 import argparse
@@ -44,7 +44,7 @@ FULL = {
 
 @spec
 class OneEach(Source):
-    """An image for each client."""
+    """One image per client."""
 
     n: int
 
@@ -54,7 +54,7 @@ class OneEach(Source):
 
 
 class Layers(nn.Module):
-    """Square matrices one after another; all learn."""
+    """Square matrices one after another, all trained."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Layers(nn.Module):
 
 @spec
 class Stack(Arch):
-    """Of about as many parameters as asked for, in matrices as large as a U-Net's: it grows by their number."""
+    """A network of about `parameters` parameters, in matrices as large as a U-Net's."""
 
     parameters: int = 1_000_000
 
@@ -79,12 +79,12 @@ class Stack(Arch):
         return Layers(width, round(self.parameters / width**2))
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
-        """Nothing to keep."""
+        """This model is not saved."""
 
 
 def cell(axis: str, clients: int, parameters: int, rounds: int) -> dict[str, float]:
     """Seconds of a round and peak memory, in this process."""
-    rounds_of("clients", 10, 10_000, 1)  # whatever is imported or allocated once
+    rounds_of("clients", 10, 10_000, 1)  # imports and one-time allocations
     floor = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here
     lines = rounds_of(axis, clients, parameters, rounds)
@@ -93,7 +93,7 @@ def cell(axis: str, clients: int, parameters: int, rounds: int) -> dict[str, flo
 
 
 def rounds_of(axis: str, clients: int, parameters: int, rounds: int) -> list[RoundRecord]:
-    """The lines of a whole run."""
+    """The round records of a whole run."""
     solver: Any = SGD(lr=1e-6, batch=1, steps=1)
     if axis == "kept":
         solver = Adam(lr=1e-6, batch=1, steps=1, state="kept")
@@ -118,7 +118,7 @@ def memory(key: str) -> int:
 
 
 def measured(axis: str, clients: int, parameters: int, rounds: int) -> dict[str, float]:
-    """The same in a process of its own."""
+    """The same measurement in a child process."""
     command = [sys.executable, __file__, "--cell", axis, str(clients), str(parameters), str(rounds)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -128,31 +128,31 @@ def measured(axis: str, clients: int, parameters: int, rounds: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small cases only")
-    parser.add_argument("--only", choices=FULL, help="what grows")
+    parser.add_argument("--only", choices=FULL, help="measure one axis")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.cell:
-        axis, *numbers = asked.cell
+    arguments = parser.parse_args()
+    if arguments.cell:
+        axis, *numbers = arguments.cell
         print(json.dumps(cell(axis, *map(int, numbers))))
         return
     rows = []
-    for axis, cells in (QUICK if asked.quick else FULL).items():
-        for clients, parameters in cells if asked.only in (None, axis) else ():
+    for axis, cells in (QUICK if arguments.quick else FULL).items():
+        for clients, parameters in cells if arguments.only in (None, axis) else ():
             row = {"axis": axis, "clients": clients, "parameters": parameters}
             row |= measured(axis, clients, parameters, 3)
             size = clients if axis != "model" else parameters
             before = next((r for r in reversed(rows) if r["axis"] == axis), None)
             if before is not None:
-                # 1 is linear
+                # an exponent of 1 is linear
                 step = size / (before["clients"] if axis != "model" else before["parameters"])
                 row["exponent"] = math.log(row["seconds"] / before["seconds"]) / math.log(step)
                 row["memory_ratio"] = row["peak_mb"] / before["peak_mb"]
             row["copies"] = (row["peak_mb"] - row["floor_mb"]) * 1e6 / (4 * parameters)
             rows.append(row)
-            if not asked.json:
+            if not arguments.json:
                 tell(row)
-    if asked.json:
+    if arguments.json:
         print(json.dumps({"rows": rows}))
 
 

@@ -1,13 +1,19 @@
-"""Training and sampling speed, side by side in one run: two plain loops, effuse eager, effuse fast.
+"""Compare training and sampling speed: two plain loops, effuse eager, effuse fast.
 
     python benchmarks/throughput.py [--quick] [--json] [--only digits|3M|36M|20M|9M|5M] [--clients 1,5,20] [--where 20]
 
-`plain` is the loop of public code: eager fp32, a DataLoader, a deep-copied model per client. `strong` is a careful one: bf16
-autocast (of convolutions in fp32, TF32), cuDNN's trials, channels-last, compile, fused Adam, data on the device. `eager` is effuse's reference; `graph` records
-the step, `compile` also compiles it with our own kernels, `unfused` without them, `slots` also trains several clients at a time. The
-arithmetic floor counts three forward passes an image (one forward, twice that backward) at the matrix rate measured here. Training is the
-best of two rounds after a first; ratios are to the plain and the strong loop of the same call. `--where` tells the operations (on a GPU, the
-kernels) in which a training step spends most of its time.
+plain    the loop of public code: eager fp32, a DataLoader, a deep-copied model per client
+strong   an optimised loop: bf16 autocast (fp32 convolutions in TF32), cuDNN's trials, channels-last, torch.compile,
+         fused Adam, data on the device
+eager    effuse's reference
+graph    effuse with a recorded step
+unfused  effuse with a recorded and compiled step, without its own kernels
+compile  the same with its own kernels
+slots    the same with several clients at a time
+
+The arithmetic floor counts three forward passes per image (one forward, twice that backward) at the measured matrix rate.
+Training is the best of two rounds after a first one. Ratios are to the plain and the strong loop of the same call.
+`--where` lists the operations (on a GPU, the kernels) that take most of a training step.
 """
 
 import argparse
@@ -40,8 +46,8 @@ from effuse.transport.slots import in_slots
 BATCH = 128
 ARCHS: dict[str, Arch] = {"digits": DigitsUnet().resolved(Shape(8, 1, 10)), **networks.ARCHS}
 TASK = Denoise()
-LOOPS = ("plain", "strong")  # what is compared with
-# our machines ask cuDNN for gradients that repeat to the bit, other loops do not
+LOOPS = ("plain", "strong")  # the baselines of the ratios
+# effuse's machines need bitwise reproducible gradients of cuDNN, other loops do not
 AS_TORCH_STARTS = torch.backends.cudnn.flags(enabled=True, allow_tf32=True)
 AS_TUNED = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True)
 
@@ -65,7 +71,7 @@ def loss_of(net: Callable[..., torch.Tensor], x: torch.Tensor, table: torch.Tens
 
 
 def plain(arch: Arch, device: torch.device, clients: int, steps: int) -> Callable[[], int]:
-    """What public code does."""
+    """The loop of public code."""
     data = synthetic(arch, BATCH * steps, torch.device("cpu"))
     loader = DataLoader(TensorDataset(data.floats(data.images)), BATCH, shuffle=True)
     table = alpha_bar(device)
@@ -88,7 +94,7 @@ def plain(arch: Arch, device: torch.device, clients: int, steps: int) -> Callabl
 
 
 def strong(arch: Arch, device: torch.device, clients: int, steps: int) -> Callable[[], int]:
-    """What a careful engineer does without changing the loop."""
+    """The same loop, optimised."""
     data = synthetic(arch, BATCH * steps, device)
     images = data.floats(data.images).contiguous(memory_format=torch.channels_last)
     table = alpha_bar(device)
@@ -114,7 +120,7 @@ def strong(arch: Arch, device: torch.device, clients: int, steps: int) -> Callab
 
 
 def ours(machines: Sequence[Eager], arch: Arch, clients: int, steps: int) -> Callable[[], int]:
-    """What the simulator does: as many clients at a time as there are machines."""
+    """The loop of the simulator; it trains as many clients at a time as there are machines."""
     data = synthetic(arch, BATCH * steps, machines[0].device)
     model = arch.initial(Stream((0,))).to(machines[0].device)
     solver = Adam(lr=1e-4, batch=BATCH, epochs=1)
@@ -165,7 +171,7 @@ def drawing(arch: Arch, device: torch.device, n: int, steps: int, careful: bool)
 
 
 def rate(work: Callable[[], int], device: torch.device, repeat: int) -> dict[str, float]:
-    """Things per second, best of `repeat`, and the seconds that the first call took."""
+    """Items per second, the best of `repeat` calls, and the seconds of the first call."""
     began = time.perf_counter()
     work()
     _wait(device)
@@ -180,9 +186,9 @@ def rate(work: Callable[[], int], device: torch.device, repeat: int) -> dict[str
 
 
 def where(work: Callable[[], int], device: torch.device, steps: int) -> list[dict[str, Any]]:
-    """What a step spends its time on: milliseconds, how often, and its name; the longest first. Those of several slots overlap."""
+    """The operations of a step with their milliseconds and counts, the longest first; those of several slots overlap."""
     on_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         work()
         _wait(device)
     found = [
@@ -191,7 +197,7 @@ def where(work: Callable[[], int], device: torch.device, steps: int) -> list[dic
             "times": e.count / steps,
             "name": e.key,
         }
-        for e in seen.key_averages()
+        for e in profiler.key_averages()
     ]
     return sorted(found, key=lambda part: -part["ms"])
 
@@ -202,7 +208,7 @@ def _wait(device: torch.device) -> None:
 
 
 def matrix_rate(device: torch.device) -> float:
-    """Multiply-adds a second of a large bf16 product."""
+    """Multiply-adds per second of a large bf16 product."""
     n = 8192 if device.type == "cuda" else 512
     a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     for _ in range(3):
@@ -224,28 +230,28 @@ def main() -> None:
     parser.add_argument("--variants", default="plain,strong,eager,graph,unfused,compile,slots", help="which loops to time")
     parser.add_argument("--steps", type=int, default=200, help="training steps of all clients together")
     parser.add_argument("--slots", type=int, default=5, help="clients at a time in the variant `slots`")
-    parser.add_argument("--kernels", default=",".join(KERNELS), help="which of our own kernels `compile` and `slots` use")
+    parser.add_argument("--kernels", default=",".join(KERNELS), help="which of effuse's kernels `compile` and `slots` use")
     parser.add_argument(
-        "--where", type=int, default=0, help="so many of the operations in which a training step spends most time"
+        "--where", type=int, default=0, help="list this many of the most expensive operations of a training step"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args()
-    device, kernels = torch.device(asked.device), [k for k in asked.kernels.split(",") if k]
+    arguments = parser.parse_args()
+    device, kernels = torch.device(arguments.device), [k for k in arguments.kernels.split(",") if k]
     torch.set_num_threads(2)
     ceiling = matrix_rate(device)
     rows: list[dict[str, Any]] = []
-    recorded: list[Captured] = []  # they keep their recordings from one number of clients to the next
+    recorded: list[Captured] = []  # machines with recordings, reused for every number of clients
 
     def fast(n: int) -> list[Captured]:
         recorded.extend(Captured(device, kernels=kernels) for _ in range(n - len(recorded)))
         return recorded[:n]
 
-    for name in [asked.only] if asked.only else list(ARCHS):
+    for name in [arguments.only] if arguments.only else list(ARCHS):
         arch = ARCHS[name]
         floor = ceiling / (3 * macs(arch))
-        for clients in map(int, asked.clients.split(",")):
+        for clients in map(int, arguments.clients.split(",")):
             # the same work for every number of clients
-            steps, repeat = (2, 1) if asked.quick else (max(1, asked.steps // clients), 2)
+            steps, repeat = (2, 1) if arguments.quick else (max(1, arguments.steps // clients), 2)
             makers: dict[str, Callable[[], Callable[[], int]]] = {
                 "plain": lambda: plain(arch, device, clients, steps),
                 "strong": lambda: strong(arch, device, clients, steps),
@@ -253,19 +259,19 @@ def main() -> None:
                 "graph": lambda: ours([Captured(device, compiled=False)], arch, clients, steps),
                 "unfused": lambda: ours([Captured(device, kernels=())], arch, clients, steps),
                 "compile": lambda: ours(fast(1), arch, clients, steps),
-                "slots": lambda: ours(fast(asked.slots), arch, clients, steps),
+                "slots": lambda: ours(fast(arguments.slots), arch, clients, steps),
             }
             if device.type != "cuda":
                 makers = {k: makers[k] for k in ("plain", "eager")}
-            for variant in asked.variants.split(","):
+            for variant in arguments.variants.split(","):
                 if variant in makers:
                     row = {"network": name, "what": "train", "variant": variant, "clients": clients, "floor": floor}
                     work = makers[variant]()
                     rows.append(row | rate(work, device, repeat))
-                    if asked.where:
-                        rows[-1]["where"] = where(work, device, clients * steps)[: asked.where]
-                    tell(rows[-1], asked.json)
-        n, steps = (1000, 5 if asked.quick else 50) if device.type == "cuda" else (4, 10)
+                    if arguments.where:
+                        rows[-1]["where"] = where(work, device, clients * steps)[: arguments.where]
+                    tell(rows[-1], arguments.json)
+        n, steps = (1000, 5 if arguments.quick else 50) if device.type == "cuda" else (4, 10)
         draws: dict[str, Callable[[], Callable[[], int]]] = {
             "plain": lambda: drawing(arch, device, n, steps, careful=False),
             "strong": lambda: drawing(arch, device, n, steps, careful=True),
@@ -273,17 +279,17 @@ def main() -> None:
             "graph": lambda: sampling(Captured(device, compiled=False), arch, n, steps),
             "compile": lambda: sampling(fast(1)[0], arch, n, steps),
         }
-        for variant in asked.variants.split(","):
+        for variant in arguments.variants.split(","):
             if variant in draws and (device.type == "cuda" or variant in ("plain", "eager")):
                 row = {"network": name, "what": "sample", "variant": variant, "clients": 1, "floor": 3 * floor}
                 rows.append(row | rate(draws[variant](), device, 1))
-                tell(rows[-1], asked.json)
+                tell(rows[-1], arguments.json)
     add_ratios(rows)
-    if not asked.json:
+    if not arguments.json:
         for row in rows:
             ratios = ", ".join(f"{row[f'to_{loop}']:.2f} times the {loop} loop" for loop in LOOPS if f"to_{loop}" in row)
             print(f"{row['network']:>6} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: {ratios}")
-    if asked.json:
+    if arguments.json:
         print(
             json.dumps(
                 {
@@ -297,7 +303,7 @@ def main() -> None:
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> None:
-    """How many times as fast as the loops of the same network, work and number of clients."""
+    """Add the speed relative to the loops with the same network, work and number of clients."""
     for loop in LOOPS:
         rates = {(r["network"], r["what"], r["clients"]): r["per_second"] for r in rows if r["variant"] == loop}
         for row in rows:
@@ -308,7 +314,8 @@ def add_ratios(rows: list[dict[str, Any]]) -> None:
 def tell(row: dict[str, Any], silent: bool) -> None:
     if not silent:
         print(
-            f"{row['network']:>4} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: {row['per_second']:>10,.0f} {'images' if row['what'] == 'train' else 'evaluations'}/s, "
+            f"{row['network']:>4} {row['what']:>6} {row['variant']:>8} clients {row['clients']:>3}: "
+            f"{row['per_second']:>10,.0f} {'images' if row['what'] == 'train' else 'evaluations'}/s, "
             f"{100 * row['per_second'] / row['floor']:.1f} % of the floor, first call {row['first_call_seconds']:.0f} s",
             flush=True,
         )

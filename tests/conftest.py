@@ -18,24 +18,24 @@ from effuse.tools import check
 
 HERE = Path(__file__).parent
 torch.set_num_threads(1)
-# a shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts
+# background jobs of a shell ignore Ctrl-C, and so would the processes that tests start and interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def nothing_of_this_machine(monkeypatch, tmp_path_factory):
-    """No test may lean on data that a stranger does not have, nor leave anything in the user's cache."""
+    """Tests use no data of this machine, and leave nothing in the user's cache."""
     monkeypatch.delenv("EFFUSE_DATA", raising=False)
     monkeypatch.setenv("EFFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "effuse-cache"))
 
 
 def pytest_collection_modifyitems(items):
-    """The longest tests first (documents, benchmarks and what is marked slow), so that no worker is left alone with them."""
+    """Run the longest tests (documents, benchmarks, slow ones) first, so that workers finish together."""
     items.sort(key=lambda item: item.path.parent != HERE and item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish():
-    """What importing has left lives as long as the process: code that calls `gc.collect()` need not go through it every time."""
+    """Exclude imported objects from garbage collection, so that `gc.collect()` is fast."""
     gc.collect()
     gc.freeze()
 
@@ -46,22 +46,22 @@ def pytest_runtest_setup(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What `make test` leaves out, why, and how many seconds each took."""
-    told = {}
+    """List the tests that `make test` leaves out, why, and their seconds."""
+    slow = {}
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for reason in (value for key, value in report.user_properties if key == "slow"):
             name = report.nodeid.partition("[")[0]
-            n, seconds, _ = told.get(name, (0, 0.0, ""))
-            told[name] = (n + 1, seconds + report.duration, reason)
-    if told:
+            n, seconds, _ = slow.get(name, (0, 0.0, ""))
+            slow[name] = (n + 1, seconds + report.duration, reason)
+    if slow:
         terminalreporter.section("left out by `make test`")
-    for name, (n, seconds, reason) in sorted(told.items()):
+    for name, (n, seconds, reason) in sorted(slow.items()):
         terminalreporter.line(f"{seconds:6.1f} s {name}{f' ({n})' if n > 1 else ''}: {reason}")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def costs_are_counted_once():
-    """Tracing a network on shapes takes half a second and gives the same numbers each time."""
+    """Cache the costs of networks: counting takes half a second each time."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("macs_by_operation", "layer_macs"):
             patch.setattr(cost, name, functools.cache(getattr(cost, name)))

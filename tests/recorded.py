@@ -1,4 +1,4 @@
-"""Whole runs on recorded steps beside eager ones: what both are made of, and what is compared."""
+"""Helpers that compare whole runs on recorded steps with eager ones."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from effuse.runs.folder import RunFolder
 
 @spec
 class Speckled(Source):
-    """Seventy images that are their own mirror images nowhere."""
+    """Seventy random images, none of them symmetric."""
 
     flip: bool = False
 
@@ -33,21 +33,21 @@ class Speckled(Source):
 
 
 def ragged_recipe(algorithm, **changes):
-    """Clients of unequal sizes, so that batches are ragged; no dropout, whose masks depend on a batch's padding."""
-    values = dict(
-        algorithm=algorithm,
-        model=ToyUnet(dropout=0.0),
-        data=Speckled(),
-        partition=QuantitySkew(beta=2.0),
-        rounds=3,
-        sampler=Ddim(steps=3, batch=8),
-        evaluate=Evaluate(grid=0, every=2, metrics=(FID(n=20, encoder=Pixels(side=2), split="train"),)),
-    )
+    """Clients of unequal sizes, so that some batches are incomplete; no dropout, whose masks depend on padding."""
+    values = {
+        "algorithm": algorithm,
+        "model": ToyUnet(dropout=0.0),
+        "data": Speckled(),
+        "partition": QuantitySkew(beta=2.0),
+        "rounds": 3,
+        "sampler": Ddim(steps=3, batch=8),
+        "evaluate": Evaluate(grid=0, every=2, metrics=(FID(n=20, encoder=Pixels(side=2), split="train"),)),
+    }
     return toy_recipe(**(values | changes))
 
 
 def outcome(recipe, path, device="auto"):
-    """The losses, the counts and the numbers that a run leaves, and its model."""
+    """The losses, counts and metrics of a run, and its model."""
     result = run(recipe, path, device=device)
     lines = [json.loads(x) for x in (path / "rounds.jsonl").read_text().splitlines()]
     counts = [(x["images"], x["evaluations"], x["traffic"]["bytes"]) for x in lines]
@@ -56,7 +56,7 @@ def outcome(recipe, path, device="auto"):
 
 
 def assert_alike(ours, theirs):
-    """To rounding in fp32: the least that an algorithm adds to a step, FedProx's pull, changes the weights by more than that."""
+    """Equal up to fp32 rounding, which is less than any algorithm's effect on the weights, such as FedProx's term."""
     assert ours[0] == pytest.approx(theirs[0], rel=1e-3)
     assert ours[1] == theirs[1]
     for name in theirs[2]:
@@ -64,11 +64,11 @@ def assert_alike(ours, theirs):
     assert (ours[3] - theirs[3]).norm() < 1e-3 * theirs[3].norm()
 
 
-OF_A_FIT = ("lr", "epochs", "steps", "schedule", "state")  # what a solver may change without another recording
+OF_A_FIT = ("lr", "epochs", "steps", "schedule", "state")  # the fields of a solver that need no other recording
 
 
 def noted_recordings(patch) -> list:
-    """Notes of every recording that is made from now on for which machine and for what, said without the key that the code uses."""
+    """A list to which every new recording appends its machine and purpose."""
     found, step, evaluation = [], TrainingStep.__init__, Evaluation.__init__
 
     def begin_step(self, machine, arch, work, frozen):

@@ -1,4 +1,4 @@
-"""The benchmarks run, and what they count holds; what they time is read by people."""
+"""The benchmarks run, and their counts hold; times are not tested."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def test_an_idle_round_is_timed_beside_a_plain_loop():
 
 
 @ITSELF
-def test_throughput_compares_like_with_like():
+def test_throughput_compares_with_the_right_loops():
     rows = measured("throughput.py", "--only", "digits", "--clients", "2", "--device", "cpu", "--where", "3")["rows"]
     found = {(row["what"], row["variant"]): row for row in rows}
     assert found.keys() == {(what, variant) for what in ("train", "sample") for variant in ("plain", "eager")}
@@ -43,10 +43,10 @@ def test_throughput_compares_like_with_like():
     assert parts[0]["ms"] >= parts[1]["ms"] >= parts[2]["ms"] > 0
 
 
-def test_the_memory_of_a_round_does_not_know_its_clients():
-    """10 against 100 clients; what a busy server lets wait is bounded.
+def test_the_memory_of_a_round_does_not_grow_with_its_clients():
+    """10 against 100 clients: at most six copies of the model may wait at a busy server.
 
-    Two answers for each of two at work, and these: six copies of the model at most; a leak of one for every nine clients is ten.
+    A leak of one copy for every nine clients would add ten.
     """
     few, grown = measured("scaling.py", "--only", "clients")["rows"]
     assert grown["copies"] < few["copies"] + 10, (few, grown)
@@ -54,8 +54,9 @@ def test_the_memory_of_a_round_does_not_know_its_clients():
 
 @pytest.mark.slow("traces two large networks; only a change to how networks are laid out or fused adds operations")
 def test_operations_of_a_step_are_counted():
-    """The 9 M network: 65 convolutions and 51 normalisations each way, 29 sums of a block or an attention with its biases and 7
-    biases of convolutions that stand alone; a cut one's zeros are the only ones more. In all at most 610: it was 749."""
+    """The 9 M network has 65 convolutions and 51 normalisations each way, 29 sums of a block or attention with its biases,
+    and 7 biases of single convolutions. A pruned network adds only zero padding. The total is at most 610.
+    """
     found = measured("operations.py", "9M", "5M", quick=False)
     whole, cut = found["9M"], found["5M"]
     assert whole["forwards"]["convolution"] == whole["backwards"]["convolution_backward"] == 65
@@ -68,8 +69,8 @@ def test_operations_of_a_step_are_counted():
 
 
 @ITSELF
-def test_edges_are_simulated_too():
-    """Three numbers of edges, four of clients an edge, two ways to choose."""
+def test_edges_are_simulated():
+    """Three numbers of edges, four of clients per edge, two selections."""
     found = measured("edge_balance.py")
     assert (found["cycles"], len(found["rows"])) == (100, 24)
     assert all(row["mean"] == pytest.approx(5 * row["per_edge"], rel=0.3) for row in found["rows"]), (
@@ -79,7 +80,7 @@ def test_edges_are_simulated_too():
 
 @ITSELF
 def test_the_demo_is_timed_three_ways():
-    """The figures themselves are for people: one of a short round on a busy machine says nothing."""
+    """The times are not tested, because a short round on a busy machine proves nothing."""
     found = measured("demo_cpu.py")
     assert found["rows"].keys() == {"plain", "eager", "auto"} and found["floor_seconds"] > 0
     assert all(row["images_per_second"] > 0 and row["ratio"] > 0 for row in found["rows"].values())
@@ -88,21 +89,21 @@ def test_the_demo_is_timed_three_ways():
 
 @ITSELF
 def test_kernels_have_floors_where_they_cannot_be_timed():
-    """431 M numbers pass the 36 M network's normalisations: five times two bytes each at 4 TB/s are 1.08 ms a step."""
+    """The 36 M network normalises 431 M numbers: five times two bytes each at 4 TB/s take 1.08 ms a step."""
     rows = measured("kernels.py", "--only", "36M", quick=False)["rows"]
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(1077, abs=1)
 
 
 @ITSELF
 def test_linear_attention_has_floors_too():
-    """Five attentions of 128 features, 128 images: 784 + 2 x 196 + 2 x 49 positions, 11 passes of two bytes at 4 TB/s are 115 us."""
+    """Five attentions of 128 features and images: 784 + 2 x 196 + 2 x 49 positions, 11 passes at 4 TB/s take 115 us."""
     rows = [row for row in measured("kernels.py", "--only", "3M", quick=False)["rows"] if "attention" in row["case"]]
     assert sum(row["times"] for row in rows) == 5
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(114.8, abs=0.1)
 
 
 @ITSELF
-def test_ideas_count_what_a_step_asks_for():
-    """The CIFAR network: two products in each of 6 attentions, the time's two layers and one for all blocks are 15, 13 1x1 convolutions 28."""
+def test_ideas_count_the_products_of_a_step():
+    """The CIFAR network: two products in each of 6 attentions and three time layers are 15; with 13 1x1 convolutions, 28."""
     (row,) = measured("ideas.py", "--only", "36M", quick=False)["rows"]
     assert row == {"network": "36M", "products": 80, "kinds": 31, "matrices": 28}

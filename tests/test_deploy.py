@@ -12,7 +12,7 @@ DEPLOY = Path(__file__).parent.parent / "deploy"
 
 
 @pytest.mark.parametrize("name", ["effuse-join.service", "effuse-serve.service", "Containerfile"])
-def test_every_command_is_one_that_we_have(name):
+def test_every_command_exists(name):
     text = (DEPLOY / name).read_text().replace("\\\n#", " ").replace("\\\n", " ")
     lines = re.findall(r"effuse +(join|serve) ([^\n]*)", text)
     assert lines

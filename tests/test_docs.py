@@ -1,4 +1,4 @@
-"""The documents tell the truth: their commands run, their examples work."""
+"""The commands and examples in the documents work."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def readme_lines() -> list[str]:
 
 
 def called(arguments: list[str]) -> str:
-    """What a command prints that runs in this process."""
+    """The output of a command, run in this process."""
     with (
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(io.StringIO()) as out,
@@ -49,7 +49,7 @@ def called(arguments: list[str]) -> str:
     return out.getvalue()
 
 
-# a model that has learnt as little as one batch a round teaches, and is looked at as briefly
+# settings that shorten training to one batch a round, and evaluation
 LITTLE = [
     "algorithm.local.epochs=None",
     "algorithm.local.steps=1",
@@ -59,25 +59,25 @@ LITTLE = [
 ]
 
 
-def test_the_readmes_commands_are_what_there_is(tmp_path, monkeypatch):
-    """The commands as they stand, but for less training and fewer samples."""
+def test_the_readmes_commands_work_when_shortened(tmp_path, monkeypatch):
+    """The README's commands with less training and fewer samples."""
     monkeypatch.chdir(tmp_path)
     output = {}
     for line in readme_lines():
         words = shlex.split(line, comments=True)
         little = [part for setting in LITTLE for part in ("--set", setting)]
         output[line] = called(words + little * (words[1:3] == ["run", "demo"]))
-    assert_as_told(output, tmp_path)
+    assert_same_results(output, tmp_path)
 
 
 @pytest.mark.slow("trains in full, in a shell; `make test` runs the same commands on less")
 def test_the_readmes_commands_run(tmp_path):
-    """Exactly what a reader types, in an empty folder."""
-    assert_as_told({line: started(["bash", "-c", line], tmp_path) for line in readme_lines()}, tmp_path)
+    """The README's commands unchanged, in an empty folder."""
+    assert_same_results({line: started(["bash", "-c", line], tmp_path) for line in readme_lines()}, tmp_path)
 
 
-def assert_as_told(output: dict[str, str], tmp_path: Path) -> None:
-    """Simulator and loopback end in the same weights, and 200 images are drawn."""
+def assert_same_results(output: dict[str, str], tmp_path: Path) -> None:
+    """Check that simulator and loopback end in the same weights, and that 200 images are drawn."""
     digests = {
         re.search(r"weights_sha256\W+([0-9a-f]{20})", out)[1]
         for line, out in output.items()
@@ -107,14 +107,14 @@ def test_the_readmes_python_runs(tmp_path):
         *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
     ],
 )
-def test_links_lead_somewhere(document):
+def test_links_have_targets(document):
     for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
 
 
 @pytest.mark.parametrize("document", ["docs/feddiffuse.md", "docs/fedddpm.md", "docs/fedphd.md"])
-def test_a_papers_commands_name_what_there_is(document):
-    """They would take hours: their recipes, settings, tables, scales and cells are looked up instead."""
+def test_a_papers_commands_name_existing_recipes(document):
+    """Running them would take hours, so recipes, settings, tables, scales and cells are looked up instead."""
     lines = [line for block in blocks(document, "sh") for line in block.splitlines()]
     named = [shlex.split(line, comments=True) for line in lines if re.match("effuse (run|check|reproduce) ", line)]
     assert len(named) >= 8
@@ -128,8 +128,8 @@ def test_a_papers_commands_name_what_there_is(document):
             find_recipe(name)[1].changed(chosen["--set"])
 
 
-def test_an_algorithm_in_two_files_works_as_told(tmp_path):
-    """CONTRIBUTING's example, put where it says, runs, checks and is found by name."""
+def test_contributings_algorithm_in_two_files_works(tmp_path):
+    """CONTRIBUTING's example, in the files that it names, runs, can be checked and is found by name."""
     algorithm, recipe = blocks("CONTRIBUTING.md", "python")
     for package, source in (("algorithms", algorithm), ("recipes", recipe)):
         (tmp_path / package).mkdir()
@@ -145,6 +145,7 @@ quick = dict(rounds=1, sampler="None", evaluate="evaluate(grid=0)", threads=1)
 run = effuse.run("fedavgm", out={str(tmp_path / "run")!r}, **quick)
 assert run.result.rounds == 1
 name, recipe = find_recipe("demo")
-assert check(recipe.changed(["algorithm=fedavgm(local=adam(lr=0.1, steps=1), aggregate=median())", "rounds=1"]))["traffic"]["exact"]
+changed = recipe.changed(["algorithm=fedavgm(local=adam(lr=0.1, steps=1), aggregate=median())", "rounds=1"])
+assert check(changed)["traffic"]["exact"]
 """
     started([sys.executable, "-c", script], tmp_path)

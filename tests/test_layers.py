@@ -1,4 +1,4 @@
-"""Imports point one way, so that every room of the house can be understood without those above it."""
+"""Imports point one way, so that every package can be understood without those above it."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ import effuse
 
 ROOT = Path(effuse.__file__).parent
 HOUSE = ROOT.parent.parent
-# each package imports itself and those to its right
+# each package imports only itself and those below it
 ORDER = [
     "cli",
     "tools",
@@ -28,7 +28,7 @@ ORDER = [
     "data",
     "core",
 ]
-DOOR = "effuse.fast"  # all that other packages may import of fast/
+DOOR = "effuse.fast"  # the only module of fast/ that other packages may import
 BACKWARD = Path("machines/eager.py")  # the one file that calls `.backward()`
 FILES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
 
@@ -57,7 +57,7 @@ def room(name: str) -> str:
 
 @pytest.mark.parametrize("package", ORDER)
 def test_imports_point_one_way(package):
-    allowed = {*ORDER[ORDER.index(package) :], ""}  # the package `effuse` itself has no imports of ours but within functions
+    allowed = {*ORDER[ORDER.index(package) :], ""}  # `effuse/__init__.py` imports effuse modules only within functions
     for path in FILES:
         if path.parts[0] == package:
             wrong = sorted(name for name in imported(path) if room(name) not in allowed)
@@ -70,17 +70,17 @@ def test_every_package_has_its_place():
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
-def test_what_is_written_of_the_order_is_the_order(page):
+def test_the_documents_give_the_same_order(page):
     assert ", ".join(ORDER) in " ".join((HOUSE / page).read_text().split())
 
 
-def test_what_is_fast_has_one_door():
+def test_fast_is_imported_through_one_module():
     for path in FILES:
         inside = {name for name in imported(path) if name.startswith(f"{DOOR}.")}
         assert path.parts[0] == "fast" or not inside, f"{path} imports {sorted(inside)}; {DOOR} gives what others need"
 
 
-def test_an_algorithm_imports_no_other_than_fedavg_and_what_is_shared():
+def test_algorithms_import_only_fedavg_and_shared_ones():
     for path in FILES:
         if path.parts[0] == "algorithms":
             others = {name for name in imported(path) if room(name) == "algorithms"}
@@ -105,8 +105,8 @@ def test_one_file_calls_backward_and_nothing_unpickles_or_evaluates():
     assert backward == {BACKWARD}
 
 
-def test_a_message_is_named_by_what_it_is_and_not_by_where_it_stands():
-    """A bare `@message` makes its name of module and class, so that moving the file would change what is saved."""
+def test_every_message_has_an_explicit_name():
+    """A bare `@message` is named after its module and class, so moving the file would change saved data."""
     for path, tree in FILES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

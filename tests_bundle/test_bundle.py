@@ -1,4 +1,4 @@
-"""Real bundles for two Pythons: right wheels, small, running beside torch and the like alone (`make test-bundle`)."""
+"""Real bundles for two Pythons: right wheels, small, and running beside only torch and similar (`make test-bundle`)."""
 
 import importlib.metadata
 import os
@@ -31,7 +31,7 @@ def bundled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory) -> Path:
-    """A machine's own packages: those that a bundle leaves out, and what they need themselves."""
+    """The packages of a machine: those that a bundle leaves out, and their dependencies."""
     folder, queue, seen = tmp_path_factory.mktemp("machine"), list(WITHOUT), set()
     while queue:
         name = queue.pop()

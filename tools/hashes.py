@@ -2,8 +2,9 @@
 
     EFFUSE_DATA=DATA python tools/hashes.py OLD NEW --out DIR
 
-OLD and NEW are paths of source trees. Every algorithm of their tests/toy.py and every recipe of `effuse list` is run by both, on this
-machine's CPU and with the same number of threads. Recipes are cut down to seconds by SETTINGS. The exit code is 1 if anything differs.
+OLD and NEW are paths of source trees. Both run every algorithm of their tests/toy.py and every recipe of `effuse list`,
+on this machine's CPU and with the same number of threads. SETTINGS shortens recipes to seconds. The exit code is 1 if
+anything differs.
 
 These parts of two runs are compared:
 
@@ -16,10 +17,10 @@ These parts of two runs are compared:
 - losses: the loss of every round
 - ledger: ledger.json
 
-Bytes on the wire (`wire_bytes`) are the only numbers of result.json and ledger.json that are ignored, besides times: messages may be
-renamed, and their names travel. A run whose data are not in EFFUSE_DATA is listed as "no data".
+Times and bytes on the wire (`wire_bytes`) in result.json and ledger.json are ignored: names of messages travel, and may
+change. A run whose data are not in EFFUSE_DATA is listed as "no data".
 
-With --out the runs are kept, and those of a checkout whose source has not changed are not done again.
+With --out the runs are saved. Runs of a checkout whose source has not changed are reused.
 """
 
 import argparse
@@ -43,14 +44,14 @@ import numpy as np
 from PIL import Image
 
 DRAWN, SEED = 8, 7
-MUST_HAVE = ("result", "weights", "ledger")  # a run without one of them shows nothing
+MUST_HAVE = ("result", "weights", "ledger")  # a run without one of them proves nothing
 TIMES = ("seconds", "round_seconds")
 ENDED = "ended.json"  # in the folder of a run: how it ended
 OK, NO_DATA = "ok", "no data"
 
 MEASURED = "evaluate=evaluate(grid=20, metrics=[fid(n=20, encoder=pixels(side=4), split=train)])"
 TOY = ("rounds=4", "sampler=ddim(steps=3, batch=4)", "evaluate=evaluate(grid=8, metrics=[fid(n=8, encoder=pixels(side=2))])")
-# what makes a recipe small: the settings of every pattern that fits its name, in this order
+# the settings that shorten a recipe: those of every pattern that matches its name, in this order
 SETTINGS: dict[str, tuple[str, ...]] = {
     "*": (MEASURED,),
     "demo": ("rounds=2", "sampler.steps=5"),
@@ -69,7 +70,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 SMALL_UNET = "model=unet(widths=[16, 32], layers=1, attention=[16], middle_attention=False, groups=8, dropout=0.1)"
 SMALL_BATCH = "algorithm.local.batch=16"
 IMAGES = 400  # of a recipe that reads its data from EFFUSE_DATA
-# runs that no recipe of the catalogue stands for
+# runs that no recipe covers
 EXTRA: dict[str, tuple[str, ...]] = {
     "buffers": (
         "rounds=2",
@@ -83,7 +84,7 @@ EXTRA: dict[str, tuple[str, ...]] = {
 
 
 class Run(NamedTuple):
-    """One thing to do on both sides."""
+    """One run to compare."""
 
     kind: str  # algorithm, recipe or extra
     name: str
@@ -102,11 +103,11 @@ class Run(NamedTuple):
         return [*found, SMALL_UNET, SMALL_BATCH] if large else found
 
 
-# ---- in a process of its own, with one checkout's effuse ----
+# ---- in a child process, with the effuse of one checkout ----
 
 
 def perform(run: Run, checkout: Path, folder: Path, threads: int) -> None:
-    """Do one run and draw from what it saved."""
+    """Do one run, and draw images from its saved models."""
     import effuse
 
     if not Path(effuse.__file__).is_relative_to(checkout.resolve()):
@@ -124,7 +125,7 @@ def perform(run: Run, checkout: Path, folder: Path, threads: int) -> None:
 
 
 def chosen(run: Run) -> tuple[Any, str]:
-    """The recipe of a run, and how it was asked for."""
+    """The recipe of a run, and the call that gave it."""
     import effuse
 
     if run.kind == "algorithm":
@@ -159,15 +160,15 @@ def models(run: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def missing(error: BaseException) -> bool:
-    """Whether an error says that files of a data set are not there."""
+    """Whether an error reports missing files of a data set."""
     return any(kind.__name__ == "MissingError" for kind in type(error).__mro__)
 
 
-def child(asked: dict[str, Any]) -> None:
-    """The whole of a child process: one run, and a line on how it ended."""
-    folder = Path(asked["folder"])
+def child(order: dict[str, Any]) -> None:
+    """The main function of a child process: one run, and a file on how it ended."""
+    folder = Path(order["folder"])
     try:
-        perform(Run(*asked["run"]), Path(asked["checkout"]), folder, asked["threads"])
+        perform(Run(*order["run"]), Path(order["checkout"]), folder, order["threads"])
         how = OK
     except Exception as error:
         if not missing(error):
@@ -176,11 +177,11 @@ def child(asked: dict[str, Any]) -> None:
     (folder / ENDED).write_text(json.dumps({"how": how}))
 
 
-# ---- what a run folder holds ----
+# ---- the contents of a run folder ----
 
 
 def safetensors(blob: bytes) -> tuple[dict[str, str], dict[str, Any]]:
-    """Name and digest of every tensor in a safetensors file, and its metadata; read by hand, so that no code of either side is trusted."""
+    """The digest of every tensor in a safetensors file, and its metadata; parsed here, independently of both checkouts."""
     size = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + size])
     metadata = header.pop("__metadata__", {})
@@ -193,7 +194,7 @@ def safetensors(blob: bytes) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def frames(blob: bytes) -> Iterator[bytes]:
-    """The blobs of a state file, each behind its length."""
+    """The blobs of a state file; each follows its length."""
     at = 0
     while at < len(blob):
         size = int.from_bytes(blob[at : at + 8], "little")
@@ -204,7 +205,7 @@ def frames(blob: bytes) -> Iterator[bytes]:
 
 
 def leaves(tree: Any) -> Iterator[str]:
-    """The plain values of a message's JSON, without its keys and the names of message types."""
+    """The plain values of a message's JSON, without keys and names of message types."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             if key != "":  # the key of a message type's name
@@ -217,7 +218,7 @@ def leaves(tree: Any) -> Iterator[str]:
 
 
 def state(blob: bytes) -> list[str]:
-    """All tensors and plain values of a state, sorted: the first frame holds keys and kinds alone."""
+    """All tensors and plain values of a state, sorted; the first frame holds only keys and types."""
     found: list[str] = []
     for frame in list(frames(blob))[1:]:
         tensors, metadata = safetensors(frame)
@@ -226,20 +227,20 @@ def state(blob: bytes) -> list[str]:
 
 
 def newest(folder: Path, ending: str) -> list[Path]:
-    """The file of the latest round and call, or none; how many older ones are left depends on when checkpoints were written."""
+    """The file of the latest round and call; the number of older files depends on the timing of checkpoints."""
     files = folder.glob(f"*{ending}") if folder.is_dir() else []
     return sorted(files, key=lambda path: [int(n) for n in re.findall(r"\d+", path.stem)])[-1:]
 
 
 def without(value: Any, keys: Iterable[str]) -> Any:
-    """JSON without these keys, wherever they are."""
+    """JSON without these keys, at any depth."""
     if isinstance(value, dict):
         return {k: without(v, keys) for k, v in value.items() if k not in keys}
     return [without(v, keys) for v in value] if isinstance(value, list) else value
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """JSON as one level of paths and plain values."""
+    """JSON flattened to paths and plain values."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         return {path: value}
@@ -251,7 +252,7 @@ def pixels(array: np.ndarray) -> str:
 
 
 def contents(run: Path) -> dict[str, dict[str, Any]]:
-    """What is compared of a run folder: for each part a value for each of its pieces."""
+    """The compared parts of a run folder, each as a dictionary of its pieces."""
     models = sorted(file for folder in run.glob("model*") for file in folder.rglob("*.safetensors"))
     weights = {file: safetensors(file.read_bytes())[0] for file in models}
     drawn = np.load(run / "drawn.npz")
@@ -280,26 +281,26 @@ def contents(run: Path) -> dict[str, dict[str, Any]]:
 def differences(old: Path, new: Path) -> list[str]:
     """The parts in which two run folders differ, each with its first difference."""
     before, after = contents(old), contents(new)
-    told = []
+    found = []
     for part in before:
         if part in MUST_HAVE and not before[part]:
-            told.append(f"{part}: nothing to compare")
+            found.append(f"{part}: nothing to compare")
         elif before[part] != after[part]:
-            told.append(f"{part}: {first(before[part], after[part])}")
-    return told
+            found.append(f"{part}: {first(before[part], after[part])}")
+    return found
 
 
 def first(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The first piece that differs, and how many do."""
-    apart = [key for key in {**old, **new} if key not in old or key not in new or old[key] != new[key]]
-    key = apart[0]
-    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+    """The first piece that differs, and the number of others."""
+    differing = [key for key in {**old, **new} if key not in old or key not in new or old[key] != new[key]]
+    key = differing[0]
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     if key not in old or key not in new:
         return f"{key} only {'in OLD' if key in old else 'in NEW'}{more}"
     if isinstance(old[key], list):
         counts = [collections.Counter(side[key]) for side in (old, new)]
-        gone, come = [sorted((a - b).elements()) for a, b in (counts, counts[::-1])]
-        return f"{key}: {len(gone)} values only in OLD, {len(come)} only in NEW{more}"
+        removed, added = [sorted((a - b).elements()) for a, b in (counts, counts[::-1])]
+        return f"{key}: {len(removed)} values only in OLD, {len(added)} only in NEW{more}"
     return f"{key}: {old[key]} -> {new[key]}{more}"
 
 
@@ -307,7 +308,7 @@ def first(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 class Side:
-    """One checkout: what it can run, and the folder of its runs."""
+    """One checkout: its list of runs, and their folder."""
 
     def __init__(self, checkout: Path, out: Path, python: str, threads: int, limit: float) -> None:
         self.checkout, self.python, self.threads, self.limit = checkout.resolve(), python, threads, limit
@@ -317,7 +318,7 @@ class Side:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "checkout.txt").write_text(f"{self.checkout}\n")
         paths = [str(self.checkout / "src"), str(self.checkout / "tests")]
-        # a cache of its own: neither side may take over what the other has computed
+        # separate caches, so that neither side reuses computations of the other
         self.environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": str(threads),
@@ -339,13 +340,13 @@ class Side:
         return done.stdout
 
     def place(self, run: Run) -> Path:
-        """The folder of a run: another one where its settings, threads or interpreter are others."""
+        """The folder of a run; it depends on its settings, threads and interpreter."""
         key = json.dumps([run, run.settings, SMALL_UNET, IMAGES, DRAWN, SEED, self.threads, self.python])
         name = re.sub(r"[^\w.+-]+", "-", str(run))
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
     def done(self, run: Run) -> tuple[str, float]:
-        """Do a run unless it is done; how it ended, and its seconds."""
+        """Do a run unless it is finished; returns how it ended, and its seconds."""
         folder = self.place(run)
         if (folder / ENDED).exists():
             ended = json.loads((folder / ENDED).read_text())
@@ -353,15 +354,15 @@ class Side:
                 return OK, ended["seconds"]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        asked = {"run": run, "checkout": str(self.checkout), "folder": str(folder), "threads": self.threads}
+        order = {"run": run, "checkout": str(self.checkout), "folder": str(folder), "threads": self.threads}
         began = time.monotonic()
-        command = [self.python, str(Path(__file__).resolve()), "--child", json.dumps(asked)]
+        command = [self.python, str(Path(__file__).resolve()), "--child", json.dumps(order)]
         try:
             done = subprocess.run(
                 command, env=self.environment, cwd=folder, capture_output=True, text=True, timeout=self.limit
             )
         except subprocess.TimeoutExpired:
-            return f"not done after {self.limit:g} s", self.limit
+            return f"not finished after {self.limit:g} s", self.limit
         seconds = time.monotonic() - began
         if done.returncode:
             (folder / "error.txt").write_text(done.stderr)
@@ -372,7 +373,7 @@ class Side:
 
 
 def digest_of(checkout: Path) -> str:
-    """A digest of all that a checkout's runs are made of: its source and its tests/toy.py."""
+    """A digest of the files that a checkout's runs depend on: its source and tests/toy.py."""
     files = [path for path in sorted((checkout / "src" / "effuse").rglob("*")) if path.is_file() and path.suffix != ".pyc"]
     total = hashlib.sha256()
     for path in [*files, checkout / "tests" / "toy.py"]:
@@ -385,7 +386,7 @@ def last_line(text: str) -> str:
 
 
 def verdict(run: Run, old: Side, new: Side) -> tuple[str, str]:
-    """Does both sides of a run and compares them: `equal`, `differs`, `failed` or `no data`, and more about it."""
+    """Do a run on both sides and compare them; returns `equal`, `differs`, `failed` or `no data`, and details."""
     ends = {"OLD": old.done(run), "NEW": new.done(run)}
     took = " + ".join(f"{seconds:.0f} s" for _, seconds in ends.values())
     if all(how == NO_DATA for how, _ in ends.values()):
@@ -402,7 +403,7 @@ def verdict(run: Run, old: Side, new: Side) -> tuple[str, str]:
 
 
 def judged(word: str, expected: bool) -> bool:
-    """Whether a verdict is as it should be."""
+    """Whether a verdict is as expected."""
     return word == "differs" if expected else word in ("equal", NO_DATA)
 
 

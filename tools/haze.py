@@ -1,10 +1,11 @@
-"""What a faint haze costs in FID: of grids of MNIST samples, as runs keep them.
+"""Measure the effect of a faint haze on FID, from grids of MNIST samples.
 
     EFFUSE_DATA=DATA python tools/haze.py runs/RUN/samples/round-00030.png ...
 
-For each grid: its tones (the share of pixels of another brightness than real ones); the kernel distance of its images to real ones, as
-they are and clipped (all below mid-grey black in both, which leaves no haze); and the FID of real images that were given the haze of its
-borders, where digits have no ink, beside that of the same real images without it.
+For each grid it prints three measures. "tones" is the share of pixels whose brightness differs from real ones. "KID" is
+the kernel distance to real images, as they are and clipped (everything below mid-grey is black, which removes haze). The
+last is the FID of real images to which the haze of the grid's borders, where digits have no ink, was added; the first row
+has none.
 """
 
 import argparse
@@ -30,7 +31,7 @@ SIDE, BORDER = 28, 3
 
 
 def opened(path: Path) -> np.ndarray:
-    """The images of a grid; what is none is refused."""
+    """The images of a grid; exits if the file is not one."""
     try:
         picture = np.asarray(Image.open(path).convert("L"))
     except OSError as error:
@@ -40,13 +41,13 @@ def opened(path: Path) -> np.ndarray:
     step = SIDE * round(SHOWN_SIDE / SIDE) + MARGIN
     if any((length - MARGIN) % step for length in picture.shape):
         sys.exit(
-            f"{path}: {picture.shape[1]}x{picture.shape[0]} pixels are no grid of {SIDE}x{SIDE} images as a run on MNIST keeps it"
+            f"{path}: {picture.shape[1]}x{picture.shape[0]} pixels are not a grid of {SIDE}x{SIDE} images of a run on MNIST"
         )
     return tiles(picture)
 
 
 def tiles(picture: np.ndarray) -> np.ndarray:
-    """The images of a grid, N x 28 x 28 uint8; a last row that is not full ends in white ones."""
+    """The images of a grid, N x 28 x 28 uint8; an incomplete last row ends in white images."""
     scale = round(SHOWN_SIDE / SIDE)
     step = SIDE * scale + MARGIN
     corners = [range(MARGIN, length - MARGIN, step) for length in picture.shape]
@@ -62,33 +63,36 @@ def borders(images: np.ndarray) -> np.ndarray:
     return images[:, outer]
 
 
-def hazed(images: np.ndarray, grounds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Every image with pixels of some one border added to all of its own."""
-    added = np.stack([rng.choice(grounds[rng.integers(len(grounds))], (SIDE, SIDE)) for _ in images])
+def hazed(images: np.ndarray, backgrounds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Images with haze: adds to each pixel of an image a random pixel of one random background."""
+    added = np.stack([rng.choice(backgrounds[rng.integers(len(backgrounds))], (SIDE, SIDE)) for _ in images])
     return np.clip(images.astype(np.int64) + added, 0, 255).astype(np.uint8)
 
 
-def looked_at(grids: dict[Path, np.ndarray], reference: int, n: int) -> Iterator[tuple[str, ...]]:
-    """A row of the table for every grid, after that of real images."""
+def measured(grids: dict[Path, np.ndarray], reference: int, n: int) -> Iterator[tuple[str, ...]]:
+    """The rows of the table: real images, then every grid."""
     data = MNIST().load("train")
     subject = Subject(train=data, test=data, data="mnist()", device=torch.device("cpu"), samples=lambda n: None)  # type: ignore[arg-type,return-value]
     real = data.images[:, 0].numpy()
     rng = np.random.default_rng(0)
     order = rng.permutation(len(real))
-    known, plain = real[order[:reference]], real[order[reference : reference + n]]
+    references, plain = real[order[:reference]], real[order[reference : reference + n]]
     tones = shares(data.images)
 
     def features(images: np.ndarray, clipped: bool = False) -> Tensor:
         pixels = data.floats(torch.from_numpy(images.copy())[:, None])
         return Inception().encode(stored(pixels, clipped), subject).features
 
-    theirs, dark = features(known), features(known, clipped=True)
-    gaussian = moments(theirs)
+    real_features, real_clipped = features(references), features(references, clipped=True)
+    gaussian = moments(real_features)
 
     def row(name: str, images: np.ndarray, haze: np.ndarray) -> tuple[str, ...]:
-        near = kernel_distance(features(images), theirs), kernel_distance(features(images, clipped=True), dark)
+        distances = (
+            kernel_distance(features(images), real_features),
+            kernel_distance(features(images, clipped=True), real_clipped),
+        )
         score = apart(shares(torch.from_numpy(images)[:, None]), tones)
-        return name, f"{score:.3f}", *(f"{d:.4f}" for d in near), f"{frechet(moments(features(haze)), gaussian):.1f}"
+        return name, f"{score:.3f}", *(f"{d:.4f}" for d in distances), f"{frechet(moments(features(haze)), gaussian):.1f}"
 
     yield row("real images", plain[:100], plain)
     for path, images in grids.items():
@@ -97,14 +101,14 @@ def looked_at(grids: dict[Path, np.ndarray], reference: int, n: int) -> Iterator
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("grids", type=Path, nargs="+", help="pictures of samples of a run on MNIST")
+    parser.add_argument("grids", type=Path, nargs="+", help="sample grids of a run on MNIST")
     parser.add_argument("--reference", type=int, default=3000, help="real images to compare with")
-    parser.add_argument("--images", type=int, default=1500, help="other real images, to be hazed")
-    asked = parser.parse_args()
-    grids = {path: opened(path) for path in asked.grids}
+    parser.add_argument("--images", type=int, default=1500, help="other real images, to which haze is added")
+    arguments = parser.parse_args()
+    grids = {path: opened(path) for path in arguments.grids}
     try:
         Inception().ready()
-        found = looked_at(grids, asked.reference, asked.images)
+        found = measured(grids, arguments.reference, arguments.images)
         first = next(found)
     except EffuseError as error:
         sys.exit(str(error))

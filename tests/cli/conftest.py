@@ -1,4 +1,4 @@
-"""The command as a user has it, called in this process: starting Python and torch reset_for for each call would cost seconds."""
+"""Fixtures that run commands in this process: starting Python and torch for each call would take seconds."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from toy import toy_recipe
 
 from effuse.cli import main
 
-# the demo, small enough for a test
+# the demo, shortened for tests
 SHRUNK = (
     "--set 'algorithm=fedavg(local=adam(lr=1e-3, batch=16, steps=1))' --set rounds=2 --set evaluate.metrics=[] "
     "--set evaluate.grid=10 --set evaluate.every=1 --set sampler.steps=2 --set threads=1"
@@ -20,7 +20,7 @@ SHRUNK = (
 
 
 class Answer(NamedTuple):
-    """What a command left behind."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -32,8 +32,8 @@ class Answer(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The one sentence that a refusal is; anything else fails the test."""
-        assert self.code not in (0, None), f"it went through: {self.out}"
+        """The one sentence of a refusal; anything else fails the test."""
+        assert self.code not in (0, None), f"it succeeded: {self.out}"
         lines = self.err.strip().splitlines()
         assert len(lines) == 1, f"not one sentence: {self.err}"
         assert lines[0].startswith("effuse: ") and "please report it" not in lines[0] and "Traceback" not in self.out
@@ -59,7 +59,7 @@ def effuse():
 
 @pytest.fixture(scope="session")
 def shrunk():
-    """Options that make the demo a matter of a second."""
+    """Options that shorten the demo to a second."""
     return SHRUNK
 
 
@@ -77,5 +77,5 @@ def toy_file(tmp_path):
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Folders that a command makes by itself land in the test's own."""
+    """Run every test in its own working folder, where commands make their folders."""
     monkeypatch.chdir(tmp_path)

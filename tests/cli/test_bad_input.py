@@ -1,4 +1,4 @@
-"""What is wrong ends in one sentence (place, value, remedy) and a non-zero exit code, with the last checkpoint intact."""
+"""Every error is one sentence (place, value, remedy) with a non-zero exit code, and leaves the last checkpoint intact."""
 
 import errno
 import gzip
@@ -60,15 +60,18 @@ def train_on(effuse, toy_file):
 
 
 def test_good_pictures_are_no_error(train_on, pictures):
-    """So that the refusals below say something."""
+    """The good case, without which the refusals below would prove nothing."""
     assert train_on(f'folder("{pictures}")').code == 0
 
 
 def test_a_corrupt_image(train_on, pictures):
     (pictures / "dogs" / "3.png").write_bytes(b"this is no picture")
-    told = train_on(f'folder("{pictures}")').sentence
-    assert f"DataError: {pictures}/dogs/3.png: cannot be read as an image" in told and "replace or remove the file" in told
-    assert not Path("run").exists(), "nothing was begun"
+    sentence = train_on(f'folder("{pictures}")').sentence
+    assert (
+        f"DataError: {pictures}/dogs/3.png: cannot be read as an image" in sentence
+        and "replace or remove the file" in sentence
+    )
+    assert not Path("run").exists(), "no run was started"
 
 
 def test_a_truncated_image(train_on, pictures):
@@ -79,7 +82,7 @@ def test_a_truncated_image(train_on, pictures):
 
 
 def test_an_image_that_may_not_be_read(train_on, pictures, monkeypatch):
-    """The refusal is made up: a superuser who runs the tests may read everything."""
+    """The refusal is simulated, because a superuser may read every file."""
     opened = Image.open
 
     def refuse(path, *args):
@@ -88,14 +91,14 @@ def test_an_image_that_may_not_be_read(train_on, pictures, monkeypatch):
         return opened(path, *args)
 
     monkeypatch.setattr(Image, "open", refuse)
-    told = train_on(f'folder("{pictures}")').sentence
-    assert f"DataError: {pictures}/cats/1.png: cannot be read as an image" in told and "Permission denied" in told
+    sentence = train_on(f'folder("{pictures}")').sentence
+    assert f"DataError: {pictures}/cats/1.png: cannot be read as an image" in sentence and "Permission denied" in sentence
 
 
 def test_images_of_mixed_sizes_need_resize(train_on, pictures):
     Image.fromarray(np.zeros((6, 6), np.uint8)).save(pictures / "dogs" / "0.png")
-    told = train_on(f'folder("{pictures}")').sentence
-    assert "6x6 pixels" in told and "has 4x4" in told and "add resize(side=...)" in told
+    sentence = train_on(f'folder("{pictures}")').sentence
+    assert "6x6 pixels" in sentence and "has 4x4" in sentence and "add resize(side=...)" in sentence
     assert train_on(f'folder("{pictures}", transforms=[resize(4)])').code == 0
 
 
@@ -108,8 +111,8 @@ def npz(path, **changes):
 
 def test_labels_out_of_range(train_on, tmp_path):
     path = npz(tmp_path / "a.npz", train_labels=np.array([0, 1] * 9 + [0, 7]))
-    told = train_on(f'npz("{path}", classes=["dark", "light"])').sentence
-    assert f"{path}" in told and "row 19 has label 7; 2 classes are numbered 0 to 1" in told
+    sentence = train_on(f'npz("{path}", classes=["dark", "light"])').sentence
+    assert f"{path}" in sentence and "row 19 has label 7; 2 classes are numbered 0 to 1" in sentence
 
 
 def test_a_truncated_archive(train_on, tmp_path):
@@ -123,36 +126,38 @@ def test_a_truncated_idx_file(train_on, tmp_path, monkeypatch):
     (tmp_path / "mnist").mkdir()
     blob = gzip.compress(bytes([0, 0, 8, 3]) + b"\0\0\0\x0a" + b"\0\0\0\x04" * 2 + bytes(160))
     (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(blob[:-9])
-    told = train_on("mnist()").sentence
-    assert "mnist/train-images-idx3-ubyte.gz: cannot be read" in told and "fetch the file again" in told
+    sentence = train_on("mnist()").sentence
+    assert "mnist/train-images-idx3-ubyte.gz: cannot be read" in sentence and "fetch the file again" in sentence
 
 
 def test_a_missing_data_set_says_how_to_get_it(effuse, train_on, tmp_path, monkeypatch):
-    told = train_on("fashion_mnist()").sentence
-    assert "EFFUSE_DATA is not set" in told and "https://github.com/zalandoresearch/fashion-mnist" in told
+    sentence = train_on("fashion_mnist()").sentence
+    assert "EFFUSE_DATA is not set" in sentence and "https://github.com/zalandoresearch/fashion-mnist" in sentence
     monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
-    told = effuse("check demo --set 'data=cifar10()'").sentence
-    assert f"MissingError: {tmp_path}/cifar10.npz: not found" in told and "to rehearse without any files, add --set" in told
+    sentence = effuse("check demo --set 'data=cifar10()'").sentence
+    assert (
+        f"MissingError: {tmp_path}/cifar10.npz: not found" in sentence and "to rehearse without files, add --set" in sentence
+    )
     assert "/no/such/folder: not found" in train_on('folder("/no/such/folder")').sentence
 
 
-def test_only_missing_files_are_to_be_rehearsed_without(effuse, pictures):
-    """Here the files are all there, and wrong, or too few."""
+def test_only_missing_files_lead_to_the_hint_on_rehearsals(effuse, pictures):
+    """The files exist, but are wrong or too few."""
     Image.fromarray(np.zeros((6, 6), np.uint8)).save(pictures / "dogs" / "0.png")
     for data, words in {
         f'folder("{pictures}")': "6x6 pixels",
         "some(digits(), n=5000)": "digits() has 1442 training images",
     }.items():
-        told = effuse(f"check demo --set 'data={data}'").sentence
-        assert told.startswith("DataError: ") and words in told and "without any files" not in told
+        sentence = effuse(f"check demo --set 'data={data}'").sentence
+        assert sentence.startswith("DataError: ") and words in sentence and "without files" not in sentence
 
 
 def test_a_client_with_no_data(effuse, shrunk):
-    """Bounded retries, then the bounds that could be relaxed."""
-    told = effuse(f"run demo {shrunk} --set 'partition=label_skew(beta=0.01, minimum=280, tries=5)' --out run").sentence
-    assert "in 5 draws one of 5 clients always had fewer than minimum=280 images; lower minimum or clients" in told
-    told = effuse(f"run demo {shrunk} --set clients=2000 --out run").sentence
-    assert "1442 images cannot be dealt to 2000 clients; lower clients" in told
+    """After bounded retries the error names the bounds to relax."""
+    sentence = effuse(f"run demo {shrunk} --set 'partition=label_skew(beta=0.01, minimum=280, tries=5)' --out run").sentence
+    assert "in 5 draws one of 5 clients always had fewer than minimum=280 images; lower minimum or clients" in sentence
+    sentence = effuse(f"run demo {shrunk} --set clients=2000 --out run").sentence
+    assert "1442 images cannot be dealt to 2000 clients; lower clients" in sentence
     assert not Path("run").exists()
 
 
@@ -160,25 +165,25 @@ def test_a_client_with_no_data(effuse, shrunk):
 
 
 def test_nan_in_training(effuse, toy_file):
-    """A learning rate that throws the weights out of range: told where, and the last checkpoint can still be read."""
-    told = effuse(f"run {toy_file(rounds=9)} --set algorithm.local.lr=1e15 --out run").sentence
-    assert told.startswith("TrainingError: round ") and "lower the learning rate" in told and "set clip" in told
+    """A diverging learning rate: the error names the round, and the last checkpoint can still be read."""
+    sentence = effuse(f"run {toy_file(rounds=9)} --set algorithm.local.lr=1e15 --out run").sentence
+    assert sentence.startswith("TrainingError: round ") and "lower the learning rate" in sentence and "set clip" in sentence
     rounds = len(RunFolder("run").records())
     if rounds:
         assert RunFolder("run").load_checkpoint().t == rounds
-    assert effuse("resume run").sentence == told, "going on ends where it ended"
+    assert effuse("resume run").sentence == sentence, "resuming fails in the same way"
 
 
 def test_a_model_that_draws_no_numbers(effuse, toy_file):
-    """One huge step leaves finite weights whose pictures are not; black squares would hide that."""
+    """After one huge step the weights are finite, but not the images; saving black squares would hide that."""
     recipe = toy_file(rounds=1, algorithm=toy_recipe().algorithm, **SAMPLED)
-    told = effuse(f"run {recipe} --set 'algorithm.local=sgd(lr=1e36, batch=40, steps=1)' --out run").sentence
-    assert told.startswith("TrainingError: ") and "lower" in told
+    sentence = effuse(f"run {recipe} --set 'algorithm.local=sgd(lr=1e36, batch=40, steps=1)' --out run").sentence
+    assert sentence.startswith("TrainingError: ") and "lower" in sentence
 
 
 def test_more_than_the_memory(effuse, toy_file):
-    told = effuse(f"run {toy_file()} --set algorithm.local.batch=10000000000000 --out run").sentence
-    assert told.startswith("not enough memory") and "lower algorithm.local.batch" in told
+    sentence = effuse(f"run {toy_file()} --set algorithm.local.batch=10000000000000 --out run").sentence
+    assert sentence.startswith("not enough memory") and "lower algorithm.local.batch" in sentence
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 9, 13])
@@ -197,25 +202,25 @@ def test_a_full_disk(effuse, toy_file, monkeypatch, n):
 
     with monkeypatch.context() as patch:
         patch.setattr(files.os, "fsync", full)
-        told = effuse(f"run {recipe} --out run").sentence
-    assert told.startswith("RunError: run/") and "the disk is full; free some space, then `effuse resume`" in told
-    assert not [p for p in Path("run").rglob(".*") if p.name != ".lock"], "half a file stayed behind"
+        sentence = effuse(f"run {recipe} --out run").sentence
+    assert sentence.startswith("RunError: run/") and "the disk is full; free some space, then `effuse resume`" in sentence
+    assert not [p for p in Path("run").rglob(".*") if p.name != ".lock"], "a partial file is left"
     checkpoints = sorted(Path("run/checkpoints").glob("*")) if n > 1 else []
     if checkpoints:
         assert RunFolder("run").load_checkpoint().t == int(checkpoints[-1].stem)
     again = effuse("resume run --json") if n > 1 else effuse(f"run {recipe} --out run --json")
     assert again.json["weights_sha256"] == whole["weights_sha256"]
-    assert (len(checkpoints) > 0) == (n > 5), "the cases before and after the first checkpoint are both tried"
+    assert (len(checkpoints) > 0) == (n > 5), "cases before and after the first checkpoint are covered"
 
 
 def test_a_disk_that_is_full_for_a_line(effuse, toy_file, monkeypatch):
-    """The operating system's own refusal: a link to the device on which nothing has room."""
+    """The operating system refuses: rounds.jsonl is a link to /dev/full."""
     Path("run").mkdir()
     Path("run/rounds.jsonl").symlink_to("/dev/full")
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "cut", lambda folder, size: None)  # a device cannot be cut
-        told = effuse(f"run {toy_file()} --out run").sentence
-    assert told.startswith("RunError: run/rounds.jsonl: the disk is full")
+        sentence = effuse(f"run {toy_file()} --out run").sentence
+    assert sentence.startswith("RunError: run/rounds.jsonl: the disk is full")
     Path("run/rounds.jsonl").unlink()
     whole = effuse(f"run {toy_file()} --out whole --json").json
     assert effuse("resume run --json").json["weights_sha256"] == whole["weights_sha256"]
@@ -223,7 +228,7 @@ def test_a_disk_that_is_full_for_a_line(effuse, toy_file, monkeypatch):
 
 @pytest.mark.parametrize("place", ["picture", "model"])
 def test_a_disk_that_is_full_for_a_library(effuse, toy_file, monkeypatch, place):
-    """Pillow and safetensors write for us; the latter tells the system's refusal in its own words."""
+    """Pillow and safetensors write these files; safetensors words the system's refusal differently."""
     recipe = toy_file(**SAMPLED)
 
     def refuse(*args, **kwargs):
@@ -233,8 +238,8 @@ def test_a_disk_that_is_full_for_a_library(effuse, toy_file, monkeypatch, place)
 
     with monkeypatch.context() as patch:
         patch.setattr(*((Image.Image, "save", refuse) if place == "picture" else (saved, "save_file", refuse)))
-        told = effuse(f"run {recipe} --out run").sentence
-    assert told.startswith("RunError: run/") and "the disk is full" in told
+        sentence = effuse(f"run {recipe} --out run").sentence
+    assert sentence.startswith("RunError: run/") and "the disk is full" in sentence
     assert effuse("sample run").sentence == UNFINISHED
     whole = effuse(f"run {recipe} --out whole --json").json
     assert effuse("resume run --json").json["weights_sha256"] == whole["weights_sha256"]
@@ -251,8 +256,8 @@ def test_a_folder_that_cannot_be_made(effuse, toy_file, tmp_path):
 
 def test_a_second_run_into_the_same_folder(effuse, toy_file):
     first = effuse(f"run {toy_file()} --out run --json").json
-    told = effuse(f"run {toy_file()} --seed 1 --out run").sentence
-    assert told == "RunError: run already holds a run; choose another --out, or go on with `effuse resume run`"
+    sentence = effuse(f"run {toy_file()} --seed 1 --out run").sentence
+    assert sentence == "RunError: run already holds a run; choose another --out, or continue it with `effuse resume run`"
     assert effuse("resume run --json").json == first
 
 
@@ -260,8 +265,8 @@ def test_a_run_in_progress_is_left_alone(effuse, toy_file):
     effuse(f"run {toy_file()} --out run")
     Path("run/result.json").unlink()
     with RunFolder("run").locked():
-        told = effuse("resume run").sentence
-    assert told == "RunError: run is in use by another effuse process; wait for it or choose another --out"
+        sentence = effuse("resume run").sentence
+    assert sentence == "RunError: run is in use by another effuse process; wait for it or choose another --out"
 
 
 def test_an_unfinished_run_neither_samples_nor_evaluates(effuse, toy_file):
@@ -279,26 +284,29 @@ def test_a_folder_that_is_no_run(effuse, command, tmp_path):
     (tmp_path / "broken" / "manifest.json").write_text("{not json")
     assert effuse(f"{command} ./empty").sentence == "RunError: empty is not a run folder: it has no manifest.json"
     assert "RunError: broken/manifest.json is not a manifest: Expecting" in effuse(f"{command} ./broken").sentence
-    told = effuse(f"{command} ./nowhere").sentence
-    assert told == "RunError: nowhere: there is no such run folder or manifest; give a run folder or the manifest.json in it"
+    sentence = effuse(f"{command} ./nowhere").sentence
+    assert (
+        sentence
+        == "RunError: nowhere: there is no such run folder or manifest; give a run folder or the manifest.json in it"
+    )
     for path in ("borken", "borken/manifest.json"):
-        told = effuse(f"{command} ./{path}").sentence
-        assert told == f"RunError: {path}: there is no such run folder or manifest; did you mean broken?"
+        sentence = effuse(f"{command} ./{path}").sentence
+        assert sentence == f"RunError: {path}: there is no such run folder or manifest; did you mean broken?"
 
 
 def test_a_manifest_that_is_not_ours(effuse, toy_file, tmp_path):
-    def told(command, **changes):
+    def sentence(command, **changes):
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / "manifest.json").write_text(json.dumps({"recipe": toy_recipe().saved()} | changes))
         return effuse(f"{command} run").sentence
 
     recipe = toy_recipe().saved()
-    assert "RecipeError: manifest: no key 'ronds'; did you mean rounds" in told("run", recipe=recipe | {"ronds": "3"})
-    assert "manifest.data: recipe needs a value for 'data'" in told("run", recipe={})
-    assert "manifest: 'rounds' must be text in the grammar, not int" in told("run", recipe=recipe | {"rounds": 3})
-    assert told("resume") == "RunError: run: its manifest names the engine None; valid: simulator, loopback, flower"
-    assert "model: no arch '__import__'" in told("run", recipe=recipe | {"model": "__import__('os')"})
-    assert "it has no recipe" in told("run", recipe=None)
+    assert "RecipeError: manifest: no key 'ronds'; did you mean rounds" in sentence("run", recipe=recipe | {"ronds": "3"})
+    assert "manifest.data: recipe needs a value for 'data'" in sentence("run", recipe={})
+    assert "manifest: 'rounds' must be text in the grammar, not int" in sentence("run", recipe=recipe | {"rounds": 3})
+    assert sentence("resume") == "RunError: run: its manifest names the engine None; valid: simulator, loopback, flower"
+    assert "model: no arch '__import__'" in sentence("run", recipe=recipe | {"model": "__import__('os')"})
+    assert "it has no recipe" in sentence("run", recipe=None)
 
 
 SLOW_TOY = """
@@ -315,7 +323,7 @@ main()
 
 
 def real(code_or_command, *arguments, **options):
-    """A command in a process of its own."""
+    """A command in a child process."""
     tests = str(Path(__file__).parents[1])
     paths = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -325,7 +333,7 @@ def real(code_or_command, *arguments, **options):
 
 
 def test_ctrl_c(effuse, toy_file):
-    """Interrupted in the middle of a round: code 130, how to go on, and then the same end as if nothing had happened."""
+    """Ctrl-C in the middle of a round: exit code 130, a hint on how to continue, and the same result after resuming."""
     recipe = toy_file(algorithm=ToyStateful(local=ADAM), rounds=12)
     process = real([sys.executable, "-c", SLOW_TOY], "run", recipe, "--out", "run")
     deadline = time.monotonic() + 60
@@ -353,7 +361,7 @@ def test_ctrl_c_before_anything_is_there_to_resume(effuse, toy_file, monkeypatch
     assert answer.code == 130 and answer.sentence == "interrupted"
 
 
-# what cannot work is refused before anything is computed, by `check` and by `run` alike
+# `check` and `run` refuse what cannot work before computing
 
 REFUSED = {
     "sampler.steps=5000": "sampler.steps: 5000 is more than the 1000 steps of task.schedule",
@@ -392,8 +400,8 @@ def test_more_real_images_than_there_are_is_answered_with_a_setting_that_works(e
         "kid(encoder=classifier(), skip=355)",
         "diversity()",
     )
-    told = effuse(f"check demo --set 'evaluate.metrics=[{', '.join(asked)}]'").sentence
-    advice = re.search(r"lower it: (--set '.*')$", told)[1]
+    sentence = effuse(f"check demo --set 'evaluate.metrics=[{', '.join(asked)}]'").sentence
+    advice = re.search(r"lower it: (--set '.*')$", sentence)[1]
     assert '[fid(encoder=classifier(), split="train", reference=1442), kid(encoder=classifier()), diversity()]' in advice
     assert effuse(f"check demo {advice} --json").code == 0
 
@@ -426,14 +434,14 @@ def test_evaluate_refuses_too(effuse, toy_file, monkeypatch):
 
 def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
     recipe = toy_file(algorithm=LocalOnly(local=ADAM), **SAMPLED)
-    told = effuse(f"run {recipe} --set 'evaluate.metrics=[accuracy()]'").sentence
-    assert "accuracy() looks at a model, but those of local_only stay with its clients" in told
+    sentence = effuse(f"run {recipe} --set 'evaluate.metrics=[accuracy()]'").sentence
+    assert "accuracy() looks at a model, but those of local_only stay with its clients" in sentence
 
 
-# what a newcomer might type
+# typing errors
 
 TYPED = {
-    "run": "Missing argument 'RECIPE'; `effuse run --help` shows what there is",
+    "run": "Missing argument 'RECIPE'; `effuse run --help` lists the commands and options",
     "rnu demo": "No such command 'rnu'; did you mean run or prune?",
     "help": "No such command 'help'; valid: bound, check, evaluate, export, join, keys, list, pack, prune, ",
     "--fast": "No such option '--fast'; ",
@@ -473,7 +481,7 @@ TYPED = {
     'run demo --set \'data=__import__("os").system("true")\'': "RecipeError: data: ",
     "run demo --rounds 0": "RecipeError: rounds: 0 is wrong, input should be greater than 0",
     "run demo --seed -1": "RecipeError: seed: -1 is wrong",
-    "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers with commas between, such as 0,1,2",
+    "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers separated by commas, such as 0,1,2",
     "run demo --seeds 0,,1": "RecipeError: --seeds 0,,1: expected whole numbers",
     "run demo --engine flwoer": "RecipeError: no engine 'flwoer'; valid: simulator, loopback, flower",
     "run demo --device gpu": "RecipeError: no device 'gpu'; valid: auto, cpu, cuda",
@@ -485,7 +493,7 @@ TYPED = {
 
 
 @pytest.mark.parametrize("line", TYPED)
-def test_what_a_newcomer_might_type(effuse, line):
+def test_typing_errors(effuse, line):
     answer = effuse(line)
     assert TYPED[line] in answer.sentence and answer.out == ""
     assert not Path("runs").exists()
@@ -495,8 +503,8 @@ def test_a_device_that_is_not_there(effuse, toy_file, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     effuse(f"run {toy_file(**SAMPLED)} --out run")
     for command in (f"run {toy_file()} --out b", "resume run", "sample run", "evaluate run"):
-        told = effuse(f"{command} --device cuda").sentence
-        assert told == "RecipeError: device cuda: this machine has no usable GPU; use --device cpu"
+        sentence = effuse(f"{command} --device cuda").sentence
+        assert sentence == "RecipeError: device cuda: this machine has no usable GPU; use --device cpu"
 
 
 def test_samples_that_cannot_be_drawn(effuse, toy_file):
@@ -504,24 +512,24 @@ def test_samples_that_cannot_be_drawn(effuse, toy_file):
     effuse(f"run {toy_file(**SAMPLED)} --out run")
     assert "its recipe has no sampler" in effuse("sample plain").sentence
     assert "labels: the model of run takes none; leave them out" in effuse("sample run -n 2 --label 1").sentence
-    assert "run kept no moving average; run it with --set ema=0.99" in effuse("sample run -n 2 --ema").sentence
+    assert "run has no moving average; run it with --set ema=0.99" in effuse("sample run -n 2 --ema").sentence
     assert "fedavg has one global model and none per client" in effuse("sample run -n 2 --client 0").sentence
     assert "no sampler 'ddmi'; did you mean ddim?" in effuse("sample run -n 2 --sampler 'ddmi()'").sentence
     assert "sampler.steps: 99 is more than the 25 steps" in effuse("sample run -n 2 --sampler 'ddim(steps=99)'").sentence
     assert effuse("sample run -n 2 --format imagefolder").code == 0
-    told = effuse("sample run -n 2 --format imagefolder").sentence
-    assert "exports/imagefolder-2-seed-0 is not an empty folder; choose another --out" in told
+    sentence = effuse("sample run -n 2 --format imagefolder").sentence
+    assert "exports/imagefolder-2-seed-0 is not an empty folder; choose another --out" in sentence
 
 
 def test_a_class_that_is_not_there(effuse, shrunk):
     effuse(f"run demo {shrunk} --out run")
-    told = effuse("sample run -n 2 --label 10").sentence
-    assert told == "RecipeError: labels: there is no class 10; the model of run has 0 to 9"
+    sentence = effuse("sample run -n 2 --label 10").sentence
+    assert sentence == "RecipeError: labels: there is no class 10; the model of run has 0 to 9"
 
 
 def test_arguments_of_a_recipe_are_checked(effuse, monkeypatch):
     def trial(clients: int, side: str = "left"):
-        """A recipe that must be told something."""
+        """A recipe with a required argument."""
         return toy_recipe(clients=clients)
 
     monkeypatch.setitem(catalogue(), "trial", trial)
@@ -532,36 +540,38 @@ def test_arguments_of_a_recipe_are_checked(effuse, monkeypatch):
 
 
 def test_debug_shows_a_traceback(effuse, monkeypatch):
-    """And nothing else does, not even an error that nobody foresaw."""
+    """No other option does, and an unexpected error prints no traceback."""
     process = real([str(Path(sys.executable).with_name("effuse"))], "run", "nosuch", "--debug")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback (most recent" in err and "RecipeError: there is neither a " in err
     monkeypatch.setattr("effuse.cli.run.chosen", lambda *args: 1 / 0)
     answer = effuse("run demo")
-    told = "effuse: unexpected ZeroDivisionError: division by zero (please report it; --debug shows a traceback)\n"
-    assert answer == (1, "", told)
+    sentence = "effuse: unexpected ZeroDivisionError: division by zero (please report it; --debug shows a traceback)\n"
+    assert answer == (1, "", sentence)
     monkeypatch.setattr(sys, "argv", ["effuse", "run", "demo", "--debug"])
     with pytest.raises(ZeroDivisionError):
         main()
 
 
 @pytest.mark.parametrize("options", ["", "--workers 2"])
-def test_an_error_of_ones_own_file_names_its_line_and_is_not_for_us(effuse, toy_file, options):
-    """Whichever process it happens in."""
-    told = effuse(f"run {toy_file(algorithm=Faulty(local=ADAM))} --out run {options} --quiet").sentence
-    assert "ZeroDivisionError: division by zero (in " in told and "which is not part of effuse; --debug shows" in told
-    assert f"tests/faulty.py:{Faulty.train.__code__.co_firstlineno + 2}, " in told
+def test_an_error_in_a_users_file_names_its_line(effuse, toy_file, options):
+    """In whichever process it happens."""
+    sentence = effuse(f"run {toy_file(algorithm=Faulty(local=ADAM))} --out run {options} --quiet").sentence
+    assert (
+        "ZeroDivisionError: division by zero (in " in sentence and "which is not part of effuse; --debug shows" in sentence
+    )
+    assert f"tests/faulty.py:{Faulty.train.__code__.co_firstlineno + 2}, " in sentence
 
 
-def test_an_error_in_a_room_where_ones_own_files_may_lie(effuse, toy_file, monkeypatch):
-    """They cannot be told from ours, so both are said."""
+def test_an_error_in_a_package_for_user_files(effuse, toy_file, monkeypatch):
+    """User files there look like effuse's own, so the message covers both."""
     monkeypatch.setattr("effuse.algorithms.fedavg.Update", lambda *fields: 1 / 0)
     err = effuse(f"check {toy_file()}").err
     assert re.search(r"\(in \S*effuse/algorithms/fedavg.py:\d+; unless that is a file of your own, please report it; ", err)
 
 
-def test_a_reader_that_has_seen_enough(effuse):
-    """`effuse list --json | head -c 1` says nothing about a broken pipe."""
+def test_a_reader_that_closes_the_pipe(effuse):
+    """`effuse list --json | head -c 1` prints no error about a broken pipe."""
     process = real([str(Path(sys.executable).with_name("effuse"))], "list", "--json")
     process.stdout.close()
     assert process.stderr.read() == "" and process.wait(60) == 1

@@ -23,14 +23,14 @@ def test_the_bound_as_numbers(effuse):
 
 
 def test_every_option_reaches_the_bound(effuse):
-    """All different, so that none can stand for another; left out, they are MNIST's setting: 15 local steps, 47 at the server."""
+    """All values differ, so that no option can replace another; the defaults are MNIST's 15 local and 47 server steps."""
     sizes = {"K": 2, "E": 3, "T": 500, "n": 4, "N": 9}
     given = {"L": 1.5, "sigma_l": 0.1, "sigma_g": 0.2, "sigma_s": 0.3, "gap": 0.4, **sizes, "zeta": 0.01, "eta": 0.02}
     line = " ".join(f"{'-' if len(k) == 1 else '--'}{k.replace('_', '-')} {v}" for k, v in given.items())
     report = effuse(f"bound fedddpm {line} --json").json
     assert report["given"] == given and report["bound"] == pytest.approx(Bound(**given).total())
-    unsaid = dict.fromkeys(("L", "sigma_l", "sigma_g", "sigma_s", "gap"), 1.0) | dict.fromkeys(("zeta", "eta"))
-    assert effuse("bound fedddpm --json").json["given"] == unsaid | {"K": 15, "E": 47, "T": 400, "n": 15, "N": 100}
+    defaults = dict.fromkeys(("L", "sigma_l", "sigma_g", "sigma_s", "gap"), 1.0) | dict.fromkeys(("zeta", "eta"))
+    assert effuse("bound fedddpm --json").json["given"] == defaults | {"K": 15, "E": 47, "T": 400, "n": 15, "N": 100}
 
 
 def test_the_plot_has_every_number_of_rounds_its_own_bound(effuse, monkeypatch):
@@ -60,24 +60,24 @@ def test_the_bound_for_a_reader_with_a_plot(effuse, tmp_path):
 def test_the_bound_refuses_in_one_sentence(effuse):
     assert "zeta: a step of 0.5 is above the admissible" in effuse("bound fedddpm --zeta 0.5").sentence
     assert "n: 200 clients a round of N=100" in effuse("bound fedddpm -n 200").sentence
-    assert "bound fedavg: there is none" in effuse("bound fedavg").sentence
+    assert "bound fedavg: this method has no bound" in effuse("bound fedavg").sentence
     assert "L: 0.0 must be a number above nought" in effuse("bound fedddpm -L 0").sentence
-    for given, told in (
+    for given, refusal in (
         ("--zeta 0", "zeta: 0.0 must be a number above nought"),
         ("--eta nan", "eta: nan must be a number above nought"),
         ("-L inf", "L: inf must be a number above nought"),
         ("--sigma-l nan", "sigma_l: nan must be a number, nought or more"),
         ("--gap inf", "gap: inf must be a number, nought or more"),
         ("-L 1e-320", "leave no number; choose constants nearer to 1"),
-        ("--plot b.xyz", "--plot b.xyz: its name must end in a kind of picture, such as .png; valid: "),
+        ("--plot b.xyz", "--plot b.xyz: its name must end in a picture format, such as .png; valid: "),
     ):
-        assert told in effuse(f"bound fedddpm {given}").sentence
+        assert refusal in effuse(f"bound fedddpm {given}").sentence
     assert "effuse[plots]" in effuse("bound --help").out
     assert "raise T" in effuse("bound fedddpm -T 2").sentence
 
 
 def test_the_auxiliary_set_is_exported_with_its_origins(effuse, toy_file, tmp_path):
-    """A tenth of 14, 13 and 13 images: one of each client, as arrays, as files and as a picture."""
+    """A tenth of 14, 13 and 13 images is one per client; exported as arrays, as files and as a picture."""
     toy = toy_file(algorithm=ALGORITHMS["fedddpm"], rounds=1, sampler=Ddim(steps=2))
     assert effuse(f"run {toy} --out run --quiet").code == 0
     written = effuse("export run --json").json

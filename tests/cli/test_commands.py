@@ -1,4 +1,4 @@
-"""Every command and option, as a user has them."""
+"""Every command and option."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def finished(effuse, shrunk, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(effuse, tmp_path_factory):
-    """A finished run in which every client has a model of its own."""
+    """A finished run in which every client has its own model."""
     folder = tmp_path_factory.mktemp("alone")
     recipe = toy_recipe(algorithm=LocalOnly(local=ADAM), **SAMPLED)
     (folder / "toy.json").write_text(json.dumps({"recipe": recipe.saved()}))
@@ -83,32 +83,32 @@ def test_the_manifest_repeats_the_run(effuse, finished, tmp_path):
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
 def test_profile_tells_where_the_time_went_and_changes_nothing(effuse, toy_file, engine):
-    """The shares are of the whole, also in a run that was interrupted and resumed."""
+    """The shares add up to the whole, also in a resumed run."""
     recipe = toy_file(algorithm=ToyStateful(local=ADAM), **SAMPLED)
     plain = effuse(f"run {recipe} --engine {engine} --out plain --json").json
-    told = effuse(f"run {recipe} --engine {engine} --out told --profile --json").json
-    assert told["weights_sha256"] == plain["weights_sha256"] and "profile" not in plain
-    spans = told["profile"]["spans"]
+    output = effuse(f"run {recipe} --engine {engine} --out output --profile --json").json
+    assert output["weights_sha256"] == plain["weights_sha256"] and "profile" not in plain
+    spans = output["profile"]["spans"]
     assert spans.keys() == {"data", "step", "sample", "client", "aggregate", "evaluate", "checkpoint", "wire", "other"}
-    assert sum(s["seconds"] for s in spans.values()) == pytest.approx(told["profile"]["seconds"])
+    assert sum(s["seconds"] for s in spans.values()) == pytest.approx(output["profile"]["seconds"])
     assert sum(s["share"] for s in spans.values()) == pytest.approx(1) and all(s["seconds"] >= 0 for s in spans.values())
-    trace = json.loads(Path("told/trace.json").read_text())
+    trace = json.loads(Path("output/trace.json").read_text())
     assert {e["name"] for e in trace["traceEvents"]} == spans.keys() - {"other"}
     assert sum(e["name"] == "step" for e in trace["traceEvents"]) == 6, "three clients, two rounds"
     for name in ("result.json", "trace.json"):
-        (Path("told") / name).unlink()
-    again = effuse("resume told --profile")
+        (Path("output") / name).unlink()
+    again = effuse("resume output --profile")
     assert (
         again.code == 0
         and "checkpoint" in again.out
         and "100.0 %" in again.out
         and plain["weights_sha256"][:30] in again.out
     )
-    assert Path("told/trace.json").is_file()
+    assert Path("output/trace.json").is_file()
 
 
 def test_loopback_equals_simulator(effuse, shrunk):
-    """The demo through the wire format ends in the same weights, and measures what really travelled."""
+    """The demo through the wire format ends in the same weights, and counts the encoded bytes."""
     engines = ("simulator", "loopback")
     plain, wired = (effuse(f"run demo {shrunk} --engine {name} --out {name} --json").json for name in engines)
     assert plain["weights_sha256"] == wired["weights_sha256"]
@@ -137,15 +137,15 @@ def test_a_recipe_wins_over_a_folder_of_its_name(effuse, tmp_path):
 
 def test_quiet_says_nothing_and_plain_says_what_happened(effuse, toy_file):
     assert effuse(f"run {toy_file()} --out a --quiet") == (0, "", "")
-    told = effuse(f"run {toy_file(**SAMPLED)} --out b")
-    assert told.code == 0 and told.err == ""
+    output = effuse(f"run {toy_file(**SAMPLED)} --out b")
+    assert output.code == 0 and output.err == ""
     expected = ("3 clients, 2 rounds, into b", "round 1/2, loss", "images/s", "weights_sha256", "round-00002.png", "b/model")
     for words in expected:
-        assert words in told.out
+        assert words in output.out
 
 
 def test_seeds_run_resume_and_spread(effuse, toy_file, monkeypatch):
-    """A second call resumes the seed that was interrupted, takes the finished one as it is, and gives mean and spread."""
+    """A second call resumes the interrupted seed, reuses the finished one, and gives mean and spread."""
     options = f"run {toy_file(**SAMPLED)} --set 'evaluate.metrics=[kid(n=4, encoder={SMALL})]'"
     fit, calls = Eager.fit, []
 
@@ -188,7 +188,7 @@ def test_resume_of_a_finished_run_gives_its_result(effuse, finished):
 
 
 class Screen(io.StringIO):
-    """Keeps what a terminal was sent."""
+    """A terminal that records its output."""
 
     def isatty(self):
         return True
@@ -205,7 +205,7 @@ def test_a_terminal_keeps_its_width_and_a_file_has_none(monkeypatch):
 
 
 def test_the_live_display(effuse, toy_file, monkeypatch):
-    """Round, loss, speed, traffic and time left on one line, which is wiped at the end; also when a run is resumed."""
+    """Round, loss, speed, traffic and time left are on one line, which is erased at the end; also in a resumed run."""
     screen, fit = Screen(), Eager.fit
 
     def slow(machine, net, work):
@@ -216,11 +216,11 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
     monkeypatch.setattr(progress, "console", lambda: Console(file=screen, force_terminal=True, width=100, highlight=False))
     assert effuse(f"run {toy_file(algorithm=ToyStateful(local=ADAM), rounds=6)} --seeds 0 --out s").code == 0
     shown = screen.getvalue()
-    assert re.search(r"━+╌+ [1-5]/6  loss \d\.\d{4}  [\d,]+ images/s  \d+\.\d kB  \d+s gone, \d+s left  \w", shown)
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and comes back"
+    assert re.search(r"━+╌+ [1-5]/6  loss \d\.\d{4}  [\d,]+ images/s  \d+\.\d kB  \d+s elapsed, \d+s left  \w", shown)
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and restored"
     lines = [re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]", shown)]
-    assert all(len(line) <= 97 for line in lines if "gone" in line), "a line that wraps cannot be wiped"
-    assert re.search(r"\x1b\[1A\x1b\[2K(?!.*gone)", shown.rpartition("gone")[2]), "the last line is wiped"
+    assert all(len(line) <= 97 for line in lines if "elapsed" in line), "a line that wraps cannot be erased"
+    assert re.search(r"\x1b\[1A\x1b\[2K(?!.*elapsed)", shown.rpartition("elapsed")[2]), "the last line is erased"
     for name in ("result.json", "checkpoints/000006.safetensors"):
         (Path("s/seed-0") / name).unlink()
     screen.truncate(0)
@@ -229,7 +229,7 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
 
 
 def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, monkeypatch):
-    """Interrupted after its first round and resumed, the second round's line tells the traffic of both."""
+    """After an interruption in the first round, the second round's line shows the traffic of both."""
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
     recipe, append = toy_file(algorithm=ToyStateful(local=ADAM)), RunFolder.append
 
@@ -273,7 +273,7 @@ def test_check_tells_what_the_demo_sends(effuse, shrunk, engine):
 
 
 def test_check_tells_what_lone_clients_send(effuse, alone):
-    """The model goes down once; the pictures of every evaluation come up in a column of their own."""
+    """The model is sent down once; evaluation images are sent up and counted separately."""
     traffic = effuse(f"check {alone} --json").json["traffic"]
     assert traffic["parameters"]["up"] == 0 < traffic["parameters"]["down"]
     assert traffic["per_round"][1]["parameters"]["total"] == 0 < traffic["evaluation"]["bytes"]["up"]
@@ -299,7 +299,7 @@ def test_plan_is_check_and_both_have_a_page_for_readers(effuse, shrunk):
 
 
 def test_settings_that_fell_back_are_told(effuse, shrunk):
-    """The options that shrink the demo set its algorithm as a whole."""
+    """The options that shorten the demo replace its algorithm as a whole."""
     words = (
         "algorithm was set as a whole, so these are at their defaults: local.epochs=None (was 2), local.clip=None (was 1.0)"
     )
@@ -321,7 +321,7 @@ def arrays(path):
 
 
 def test_sample_npz(effuse, finished, tmp_path):
-    """The same seed gives the same images, another seed, class, sampler or the moving average others."""
+    """The same seed gives the same images; another seed, class, sampler or the moving average gives others."""
     folder, answer = finished
     made = {
         name: arrays(effuse(f"sample {folder} -n 12 --format npz --out {tmp_path / name} {options} --json").json["written"])
@@ -338,10 +338,10 @@ def test_sample_npz(effuse, finished, tmp_path):
     assert made["a"]["labels"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1] and set(made["label"]["labels"]) == {3}
     assert (made["a"]["images"] == made["b"]["images"]).all()
     assert all((made["a"]["images"] != made[other]["images"]).any() for other in ("seed", "label", "ema", "sampler"))
-    told = json.loads(str(made["a"]["provenance"]))
-    assert told["weights_sha256"] == answer.json["weights_sha256"] and told["run"] == str(folder)
-    assert told["synthetic"] is True
-    assert told["asked"]["n"] == 12 and told["recipe"]["clients"] == "5" and told["batches"][0]["size"] == 12
+    output = json.loads(str(made["a"]["provenance"]))
+    assert output["weights_sha256"] == answer.json["weights_sha256"] and output["run"] == str(folder)
+    assert output["synthetic"] is True
+    assert output["asked"]["n"] == 12 and output["recipe"]["clients"] == "5" and output["batches"][0]["size"] == 12
     average = json.loads(str(made["ema"]["provenance"]))
     assert average["weights_sha256"] != answer.json["weights_sha256"] and average["asked"]["ema"] is True
     assert "ddim(" in json.loads(str(made["sampler"]["provenance"]))["sampler"]
@@ -353,8 +353,8 @@ def test_sample_grid_and_imagefolder(effuse, shrunk, finished, tmp_path):
     assert grid == str(folder / "exports" / "grid-20-seed-0.png")
     assert Image.open(grid).size == (2 * 66 + 2, 10 * 66 + 2), "two columns, one row a class, 8 pixels shown as 64"
     assert json.loads(Path(grid).with_suffix(".json").read_text())["synthetic"] is True
-    told = effuse(f"sample {folder} -n 61 --format imagefolder --out {tmp_path / 'set'}")
-    assert told.out.strip() == f"61 images in {tmp_path / 'set'}"
+    output = effuse(f"sample {folder} -n 61 --format imagefolder --out {tmp_path / 'set'}")
+    assert output.out.strip() == f"61 images in {tmp_path / 'set'}"
     assert sorted(p.name for p in (tmp_path / "set").iterdir() if p.is_dir()) == list("0123456789")
     assert len(list((tmp_path / "set" / "0").iterdir())) == 7
     assert Image.open(tmp_path / "set" / "0" / "000000.png").size == (8, 8)
@@ -362,11 +362,11 @@ def test_sample_grid_and_imagefolder(effuse, shrunk, finished, tmp_path):
     assert json.loads((tmp_path / "set" / "provenance.json").read_text())["asked"]["n"] == 61
     source = f"--set 'data=folder(\"{tmp_path / 'set'}\")' --set clients=2 --set 'partition=iid()' --set evaluate.grid=0"
     again = effuse(f"run demo {shrunk} {source} --out again")
-    assert again.code == 0, "an exported folder is a data set again"
+    assert again.code == 0, "an exported folder can be used as a data set"
 
 
 def test_exported_folders_have_the_names_of_classes(effuse, shrunk, tmp_path):
-    """Which a recipe may call anything: where one cannot name a folder, all are numbers, and nothing is written elsewhere."""
+    """If a class name cannot be a folder name, all folders have numbers, and nothing is written elsewhere."""
     for label in range(2):
         (tmp_path / "pets" / ("cat", "old dog")[label]).mkdir(parents=True)
         for i in range(10):
@@ -395,7 +395,7 @@ def test_exports_of_different_requests_do_not_overwrite_each_other(effuse, finis
 
 
 def test_sample_of_one_client(effuse, alone, tmp_path):
-    """Clients of local_only have models of their own, each the model whose pictures the evaluation showed."""
+    """Every client of local_only has its own model, the one whose images the evaluation saved."""
     for k in range(3):
         assert effuse(f"sample {alone} --client {k} -n 4 --format npz --out {tmp_path / str(k)}").code == 0
     first, second, third = (arrays(tmp_path / f"{k}.npz") for k in range(3))
@@ -409,7 +409,7 @@ def test_sample_of_one_client(effuse, alone, tmp_path):
 def test_evaluate_measures_again_by_other_metrics(effuse, finished):
     folder, _ = finished
     before = (folder / "result.json").read_text()
-    assert "has no metrics: say what to measure, such as --metrics" in effuse(f"evaluate {folder}").sentence
+    assert "has no metrics; name some, such as --metrics" in effuse(f"evaluate {folder}").sentence
     found = effuse(f"evaluate {folder} --metrics '[diversity(n=30), diversity(n=30)]'")
     assert "would both be stored as 'diversity'" in found.sentence
     found = effuse(f"evaluate {folder} --metrics '[diversity(n=30)]' --json").json
@@ -422,18 +422,18 @@ def test_evaluate_measures_again_by_other_metrics(effuse, finished):
     page = effuse(f"evaluate {folder} --set 'evaluate.metrics=[diversity(n=30)]'")
     assert f"{found['metrics']['diversity']['value']:.4g}" in page.out
     assert effuse(f"evaluate {folder} --metrics '[diversity(n=30)]' --quiet") == (0, "", "")
-    assert (folder / "result.json").read_text() == before, "the run's own result stays"
+    assert (folder / "result.json").read_text() == before, "the run's own result does not change"
 
 
 def test_evaluate_gives_what_the_run_gave(effuse, toy_file):
-    """For one global model, and for clients with models of their own, measured where they are."""
+    """For a global model, and for personal models, which are evaluated at their clients."""
     metric = f"--set 'evaluate.metrics=[kid(n=6, encoder={SMALL})]'"
     for name, changes in {"shared": {}, "lone": {"algorithm": LocalOnly(local=ADAM)}}.items():
         ran = effuse(f"run {toy_file(**SAMPLED, **changes)} {metric} --out {name} --json").json
         assert effuse(f"evaluate {name} --json").json["metrics"] == ran["metrics"] != {}
     assert ran["metrics"].keys() == {"kid_classifier", "kid_classifier_pooled"}
     assert len(ran["metrics"]["kid_classifier"]["clients"]) == 3
-    assert effuse("resume lone --json").json["weights_sha256"] == ran["weights_sha256"], "looking changed nothing"
+    assert effuse("resume lone --json").json["weights_sha256"] == ran["weights_sha256"], "evaluating changed nothing"
 
 
 def test_list(effuse):
@@ -460,7 +460,7 @@ def test_list(effuse):
     named = {"partition": "iid", "algorithm": "fedprox", "sampler": "ddim", "metric": "fid", "data": "npz", "solver": "adam"}
     for kind, name in named.items():
         assert any(call.startswith(f"{name}(") for call in known[kind]), f"{name} is missing"
-    assert all(line for names in known.values() for line in names.values()), "everything says what it is"
+    assert all(line for names in known.values() for line in names.values()), "everything has a description"
 
 
 def test_list_fits_a_terminal_and_is_not_folded_in_a_pipe(effuse, monkeypatch):
@@ -475,7 +475,7 @@ def test_list_fits_a_terminal_and_is_not_folded_in_a_pipe(effuse, monkeypatch):
 
 
 def test_list_of_one_recipe(effuse):
-    """The keys that --set takes, and values that can be given back to it."""
+    """The keys that --set accepts, with values in its grammar."""
     keys = effuse("list demo --json").json["values"]
     assert list(keys) == [
         "data",
@@ -494,21 +494,23 @@ def test_list_of_one_recipe(effuse):
         "speed",
         "reproducible",
     ]
-    assert "metrics=[conditional_accuracy(), diversity()]" in re.sub(r"\s+", " ", effuse("list demo").out), "brackets stay"
+    assert "metrics=[conditional_accuracy(), diversity()]" in re.sub(r"\s+", " ", effuse("list demo").out), (
+        "brackets are not markup"
+    )
     options = " ".join(f"--set {key}='{value}'" for key, value in keys.items())
     assert effuse(f"check demo {options} --json").json == effuse("check demo --json").json
 
 
 def test_list_of_one_spec(effuse):
-    """Kind, first line, and every key with type, default and the comment beside it, the heir's own before inherited ones."""
-    (told,) = effuse("list FedProx --json").json["named"]
-    assert told | {"keys": {}} == {
+    """Kind, first line, and every key with type, default and comment; own keys come before inherited ones."""
+    (output,) = effuse("list FedProx --json").json["named"]
+    assert output | {"keys": {}} == {
         "kind": "algorithm",
         "name": "fedprox",
         "about": "FedAvg whose clients are held near the global model.",
         "keys": {},
     }
-    assert list(told["keys"].items()) == [
+    assert list(output["keys"].items()) == [
         ("mu", "float = 0.01"),
         ("local", "a solver, must be given"),
         ("cohort", "int or float or None = None; clients a round: a count, a fraction, or all"),
@@ -529,9 +531,9 @@ def test_list_explains_every_name_and_kind(effuse):
             assert f"\n{kind} {name}: " in "\n" + effuse(f"list {name}").out
         if kind not in ("recipe", "table"):
             assert effuse(f"list {kind} --json").json == calls
-    assert effuse("list schedule --json").json == known["rate"], "as keys call it"
+    assert effuse("list schedule --json").json == known["rate"], "by the name in the output"
     both = effuse("list fedphd").out
-    assert "\nits values\n" in both and "\nalgorithm fedphd: " in both, "a recipe's name, and an algorithm's"
+    assert "\nits values\n" in both and "\nalgorithm fedphd: " in both, "the name of a recipe and of an algorithm"
 
 
 @pytest.mark.parametrize(("command", "words"), [("run", "recipe's name or call"), ("resume", "A run folder")])
@@ -548,7 +550,7 @@ def test_help_is_there_without_asking(effuse):
 
 @pytest.mark.parametrize("name", sorted(k for k, cls in registry(Metric).items() if cls.__module__.startswith("effuse.")))
 def test_metrics_announce_the_names_of_their_numbers(name, effuse, finished):
-    """So that two of one name can be refused before anything is computed."""
+    """They are known before anything is computed, so that duplicates can be refused."""
     cls = registry(Metric)[name]
     given = {"n": 40, "encoder": SMALL}
     metric = cls(**{key: value for key, value in given.items() if hasattr(cls(), key)})

@@ -1,4 +1,4 @@
-"""`keys`, `serve` and `join`: what they make, and what they refuse in one sentence before anybody waits."""
+"""`keys`, `serve` and `join`: what they write, and what they refuse in one sentence before waiting."""
 
 import fcntl
 import subprocess
@@ -22,7 +22,7 @@ def test_keys_are_made_once(effuse, keys):
 def test_what_serve_refuses(effuse, keys, toy_file, tmp_path):
     recipe = toy_file()
     for line, words in (
-        ("serve --listen 127.0.0.1:8000", "give a RECIPE to begin, or --resume RUN to go on"),
+        ("serve --listen 127.0.0.1:8000", "give a RECIPE to start a run, or --resume RUN to continue one"),
         (f"serve {recipe} --listen 0.0.0.0:8000", "without --keys anyone who reaches it could take part"),
         (f"serve {recipe} --listen nowhere", "'nowhere' is not an address; give HOST:PORT"),
         (
@@ -36,31 +36,31 @@ def test_what_serve_refuses(effuse, keys, toy_file, tmp_path):
         (f"serve {recipe} --listen 127.0.0.1:8000 --keys keys --quorum 3", "has no key of client 2"),
         (f"serve {recipe} --listen 127.0.0.1:8000 --quorum 4", "--quorum 4: there are 3 clients; it is between 1 and 3"),
         (f"serve {recipe} --listen 127.0.0.1:8000 --resume a --out b", "--resume a and --out b: give one of them"),
-        # it would train a classifier on nothing, after the last round and for ever
+        # without data here, the classifier of a metric cannot be trained
         (
             """serve demo --listen 127.0.0.1:8000 --set 'data=elsewhere(side=8, channels=1, classes=["a", "b"])'""",
             "needs real images, and there are none here; leave metrics out: --set 'evaluate=evaluate(grid=20)'",
         ),
-        # nobody is waited for: no data can be put in one place here
+        # refused before waiting: the data is not in one place
         (
             f"serve {recipe} --listen 127.0.0.1:8000 --set 'algorithm=centralised(local=adam(lr=0.01, batch=8, epochs=1))'",
             "FederationError: centralised needs all data in one place, which a real federation never has",
         ),
-        ("serve --listen 127.0.0.1:8000 --resume a --rounds 3", "leave out what would change it"),
+        ("serve --listen 127.0.0.1:8000 --resume a --rounds 3", "leave out the options that change it"),
         ("serve --listen 127.0.0.1:8000 --resume a", "a: there is no such run folder"),
     ):
-        told = effuse(f"{line} --quiet").sentence
-        assert words in told, told
+        sentence = effuse(f"{line} --quiet").sentence
+        assert words in sentence, sentence
     assert not (tmp_path / "runs").exists() and not (tmp_path / "a").exists()
 
 
 def test_a_run_of_another_recipe_is_not_resumed(effuse, toy_file):
-    """With a recipe, --resume goes on only with a run of that recipe."""
+    """With a recipe, --resume continues only a run of that recipe."""
     assert effuse(f"run {toy_file()} --rounds 1 --out run --quiet").code == 0
-    told = effuse(f"serve {toy_file()} --seed 1 --rounds 1 --listen 127.0.0.1:8000 --resume run").sentence
-    assert "run was run with seed=0, not 1" in told
-    told = effuse(f"serve {toy_file()} --rounds 1 --listen 127.0.0.1:8000 --resume run").sentence
-    assert "all here; use `effuse resume run`" in told
+    sentence = effuse(f"serve {toy_file()} --seed 1 --rounds 1 --listen 127.0.0.1:8000 --resume run").sentence
+    assert "run was run with seed=0, not 1" in sentence
+    sentence = effuse(f"serve {toy_file()} --rounds 1 --listen 127.0.0.1:8000 --resume run").sentence
+    assert "all on this machine; use `effuse resume run`" in sentence
 
 
 def test_what_join_refuses(effuse, keys, tmp_path):
@@ -76,16 +76,16 @@ def test_what_join_refuses(effuse, keys, tmp_path):
         ("join nowhere --client-id 0 --data recipe", "'nowhere' is not an address"),
         ("join 127.0.0.1:8000 --client-id -1 --data recipe", "client-id"),
     ):
-        told = effuse(line).sentence
-        assert words in told, told
+        sentence = effuse(line).sentence
+        assert words in sentence, sentence
 
 
 def test_one_process_to_a_sites_folder(effuse, tmp_path):
     (tmp_path / "site-0").mkdir()
     with open(tmp_path / "site-0" / ".lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        told = effuse("join 127.0.0.1:8000 --client-id 0 --data recipe").sentence
-    assert "site-0 is in use by another `effuse join`" in told
+        sentence = effuse("join 127.0.0.1:8000 --client-id 0 --data recipe").sentence
+    assert "site-0 is in use by another `effuse join`" in sentence
 
 
 AT_WORK = """
@@ -111,13 +111,13 @@ main()
 
 
 def test_ctrl_c_in_the_middle_of_a_job(tmp_path):
-    """The job is in a thread that torch does not let end with Python: the process once aborted, which a service takes for a crash."""
+    """The process must exit without an abort, which a service manager would take for a crash."""
     done = subprocess.run([sys.executable, "-c", AT_WORK], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and done.stderr == "effuse: interrupted\n"
 
 
 def test_an_interrupted_server_says_all_that_it_needs_again(effuse, toy_file, monkeypatch):
-    """Quorum and deadline are the command's and not the run's: without them the same server would wait for everybody."""
+    """Quorum and deadline are not saved with the run: without them the server would wait for all clients."""
 
     def interrupted(recipe, folder, **how):
         folder.mkdir()
@@ -126,6 +126,6 @@ def test_an_interrupted_server_says_all_that_it_needs_again(effuse, toy_file, mo
 
     monkeypatch.setattr("effuse.runs.driver.run", interrupted)
     serve = f"serve {toy_file()} --listen 127.0.0.1:8000 --quiet"
-    told = effuse(f"{serve} --out a --quorum 2 --deadline 60").sentence
-    assert "`effuse serve --listen 127.0.0.1:8000 --quorum 2 --deadline 60 --resume a` goes on" in told
+    sentence = effuse(f"{serve} --out a --quorum 2 --deadline 60").sentence
+    assert "`effuse serve --listen 127.0.0.1:8000 --quorum 2 --deadline 60 --resume a` goes on" in sentence
     assert "`effuse serve --listen 127.0.0.1:8000 --resume b` goes on" in effuse(f"{serve} --out b").sentence

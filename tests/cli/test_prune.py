@@ -1,4 +1,4 @@
-"""`effuse prune` on a finished run: what it reports, what it leaves, and that the smaller model goes on."""
+"""`effuse prune` on a finished run: its report, its files, and further training of the pruned model."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
-    """A run of three layers, sixteen channels wide, that kept an average of its weights."""
+    """A run of three layers, sixteen channels wide, with a moving average of its weights."""
     folder = tmp_path_factory.mktemp("prune") / "toy"
     look = LOOK | {"evaluate": Evaluate(grid=2, metrics=(FID(n=4, encoder=Pixels(side=2)),))}
     run(toy_recipe(model=ToyUnet(width=16), ema=0.5, **look), folder)
@@ -43,7 +43,7 @@ def averaged(tmp_path_factory):
 
 
 def test_it_reports_both_and_leaves_a_run_that_opens(effuse, finished):
-    """Half of the channels: under a third of the parameters, since most layers lose both of their sides."""
+    """Half of the channels leaves under a third of the parameters, since most layers lose inputs and outputs."""
     report = effuse(f"prune {finished} --ratio 0.5 --json").json
     before, after = report["before"], report["after"]
     out = Path(report["out"])
@@ -60,7 +60,7 @@ def test_it_reports_both_and_leaves_a_run_that_opens(effuse, finished):
     assert result["metrics"] == after["metrics"]
     was, now = json.loads((finished / "result.json").read_text())["figures"], result["figures"]
     left = {"parameters_m": after["parameters"] / 1e6, "gmacs": after["layer_macs"] / 1e9}
-    assert now == was | left and was["symmetric_cost"] > 0, "what was sent remains sent"
+    assert now == was | left and was["symmetric_cost"] > 0, "the traffic does not change"
     assert (was["parameters_m"], was["gmacs"]) == (before["parameters"] / 1e6, before["layer_macs"] / 1e9)
     assert len(small.sample(3).pixels) == 3
     assert "plain diffusers does not" in effuse(f"resume {out} --json").json["pruned"]
@@ -72,8 +72,8 @@ def weights(folder: Path) -> str:
     return load(folder).model.params.digest()
 
 
-def test_each_model_has_metrics_of_its_own(effuse, averaged, tmp_path):
-    """Before: what the run itself had found, from the same noise. After: what an evaluation of the new folder finds."""
+def test_each_model_has_its_own_metrics(effuse, averaged, tmp_path):
+    """Before: the run's own metrics, from the same noise. After: those of an evaluation of the new folder."""
     report = effuse(f"prune {averaged} --ratio 0.5 --out {tmp_path}/small --json").json
     before, after = report["before"]["metrics"], report["after"]["metrics"]
     assert before["fid_pixels"] == json.loads((averaged / "result.json").read_text())["metrics"]["fid_pixels"]
@@ -82,8 +82,8 @@ def test_each_model_has_metrics_of_its_own(effuse, averaged, tmp_path):
     assert json.loads((tmp_path / "small" / "evaluation.json").read_text())["metrics"] == after
 
 
-def test_the_average_is_pruned_where_it_is_asked_for(effuse, averaged, tmp_path):
-    """The same cut of the weights' average as of the weights."""
+def test_ema_prunes_the_average(effuse, averaged, tmp_path):
+    """The average of the weights is pruned as the weights are."""
     for option, ema in (("", False), ("--ema", True)):
         out = tmp_path / f"small{option}"
         assert effuse(f"prune {averaged} --ratio 0.5 {option} --out {out} --quiet").code == 0
@@ -92,7 +92,7 @@ def test_the_average_is_pruned_where_it_is_asked_for(effuse, averaged, tmp_path)
 
 
 def test_other_metrics_and_another_sampler_for_both(effuse, finished, tmp_path):
-    """FID instead of the recipe's diversity, of images drawn in two steps, as the recipe says, and in five."""
+    """FID instead of the recipe's diversity, with the recipe's two sampling steps and with five."""
     command = f"prune {finished} --ratio 0.5 --metrics '[fid(n=4, encoder=pixels(side=2))]' --json"
     plain, asked = (
         effuse(f"{command} --out {tmp_path}/{out} {more}").json
@@ -125,8 +125,8 @@ def test_the_pruned_model_trains_on(effuse, finished, tmp_path):
 
 
 @pytest.mark.parametrize("where", [".", "samples/.."])
-def test_a_run_that_one_stands_in(where, effuse, finished, monkeypatch):
-    """The new folder is beside it, under its name, as from elsewhere."""
+def test_a_run_in_the_working_folder(where, effuse, finished, monkeypatch):
+    """The new folder is beside the run and has its name."""
     monkeypatch.chdir(finished)
     out = Path(effuse(f"prune {where} --ratio 0.4 --json").json["out"]).resolve()
     assert out == finished.with_name("run-pruned-0.4") and load(out).model.params.numel > 0
@@ -140,8 +140,8 @@ def test_a_table_for_a_reader(effuse, finished, tmp_path):
         assert word in shown
 
 
-def test_half_of_a_pruning_is_no_run_to_go_on_with(effuse, finished, tmp_path, monkeypatch):
-    """Resuming would train another model in its place; the same command just does it again."""
+def test_an_interrupted_pruning_cannot_be_resumed(effuse, finished, tmp_path, monkeypatch):
+    """Resuming would train a new model; repeating the command works."""
     whole, out = Evaluator.evaluate_model, tmp_path / "small"
 
     def interrupted(self, model, picture):
@@ -162,4 +162,4 @@ def test_what_cannot_be_pruned_is_told(effuse, finished, tmp_path):
     assert "--criterion norn: there is none; did you mean norm?" in effuse(f"prune {finished} --criterion norn").sentence
     assert "already holds a run" in effuse(f"prune {finished} --out {finished}").sentence
     run(toy_recipe(algorithm=LocalOnly(local=ADAM), evaluate=Evaluate(grid=2), sampler=Ancestral(batch=2)), tmp_path / "own")
-    assert "has a model for each client and none to prune" in effuse(f"prune {tmp_path}/own").sentence
+    assert "has one model per client and no global model to prune" in effuse(f"prune {tmp_path}/own").sentence

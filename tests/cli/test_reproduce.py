@@ -1,4 +1,4 @@
-"""`effuse reproduce`: cells one after another, going on where it stopped, ours beside what was printed."""
+"""`effuse reproduce`: run cells one after another, resume, and show our numbers beside the printed ones."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ METRICS = [f"evaluate.metrics=[kid(n=4, encoder={SMALL})]", "evaluate.grid=0", "
 
 @pytest.fixture
 def toy_table(toy_file, monkeypatch):
-    """Two methods by two numbers of clients, of which two cells show no printed number; a scale for those in a hurry."""
+    """Two methods by two numbers of clients; two cells have no printed number. It has a smoke scale."""
     sources = {name: toy_file(f"{name}.json", algorithm=cls(local=ADAM)) for name, cls in (("full", Full), ("udec", UDec))}
 
     def table() -> Table:
@@ -56,7 +56,7 @@ def states(report: dict) -> dict[str, str]:
 
 
 def test_two_cells_at_a_small_scale(effuse, toy_table):
-    """--only picks cells by their labels, a key given twice is either; the others are shown as missing."""
+    """--only selects cells by their labels; a repeated key selects several values. Other cells are shown as missing."""
     report = effuse("reproduce toy.table --scale smoke --only clients=2 --json").json
     assert states(report) == {"full-2": "done", "full-3": "missing", "udec-2": "done", "udec-3": "missing"}
     assert (report["scale"], report["comparable"]) == ("smoke", False)
@@ -68,7 +68,7 @@ def test_two_cells_at_a_small_scale(effuse, toy_table):
     assert result["metrics"]["kid_classifier"]["value"] == personal["ours"] and result["rounds"] == 1
     for quantity in ("parameters", "bytes"):
         assert personal[f"{quantity}_sent"] == result["traffic"][quantity]["total"] > 0
-    assert json.loads(Path("runs/toy.table-smoke/table.json").read_text()) == report, "what is known is kept as it comes"
+    assert json.loads(Path("runs/toy.table-smoke/table.json").read_text()) == report, "the table is saved after every cell"
 
 
 def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, toy_table, monkeypatch):
@@ -96,7 +96,7 @@ def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, 
 
 
 def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):
-    """Ctrl-C in the second round: the same command goes on from the checkpoint, to the weights of an undisturbed one."""
+    """Ctrl-C in the second round: the same command resumes from the checkpoint, and ends in the same weights."""
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
     line = "reproduce toy.table --only method=udec,clients=3 --json"
     quiet = effuse(f"{line} --out quiet").json["cells"][3]
@@ -110,7 +110,7 @@ def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append", interrupted)
         stopped = effuse(f"{line} --out here")
-    assert stopped.code == 130 and "the same command goes on where it stopped" in stopped.err
+    assert stopped.code == 130 and "repeat the command to resume" in stopped.err
     there = effuse("reproduce toy.table --out here --show --json").json["cells"][3]
     assert (there["state"], there["note"]) == ("unfinished", "after round 1 of 3") and there["ours"] is None
     after = effuse(f"{line} --out here").json["cells"][3]
@@ -119,8 +119,8 @@ def test_a_half_run_cell_is_resumed(effuse, toy_table, monkeypatch):
     assert len(digests) == 1
 
 
-def test_a_cell_that_another_process_is_at_comes_last(effuse, toy_table, monkeypatch):
-    """The other one is at the first cell, and dies when here the last is begun: then the first is seen through here, too."""
+def test_a_cell_that_another_process_runs_comes_last(effuse, toy_table, monkeypatch):
+    """The other process runs the first cell and dies when this one starts the last; then this one runs the first too."""
     line, out, run, began = "reproduce toy.table --scale smoke", Path("runs/toy.table-smoke"), driver.run, []
     out.mkdir(parents=True)
     other = held(out / ".full-2.lock")
@@ -135,14 +135,14 @@ def test_a_cell_that_another_process_is_at_comes_last(effuse, toy_table, monkeyp
     monkeypatch.setattr(driver, "run", started)
     here = effuse(line)
     assert here.code == 0 and began == ["full-3", "udec-2", "udec-3", "full-2"]
-    assert here.out.count("passed over") == 1 and "full-2: passed over, another process is at it" in here.out
+    assert here.out.count("skipped") == 1 and "full-2: skipped, another process is running it" in here.out
     assert here.out.count("cell 1 of 4: full-2") == 2 and "full-2: kid_classifier" in here.out
     kept = json.loads((out / "table.json").read_text())
     assert states(kept) == dict.fromkeys(("full-2", "full-3", "udec-2", "udec-3"), "done")
 
 
 def test_a_cell_finished_elsewhere_is_taken_as_it_is(effuse, toy_table, monkeypatch):
-    """While the first cell is run, all others are finished by another process: none is begun twice, and the table has them all."""
+    """While the first cell runs, another process finishes all others: none is run twice, and the table has all."""
     again = Reproduction("toy.table", toy_table, Path("runs/toy.table-smoke"), "smoke")
     run, began = driver.run, []
 
@@ -167,31 +167,33 @@ def test_a_cell_that_diverges_does_not_stop_the_others(effuse, toy_table, monkey
     assert "TrainingError: full-2: round 0" in answer.sentence
     assert states(answer.json)["full-2"] == "failed" and states(answer.json)["udec-2"] == "done"
     shown = effuse("reproduce toy.table --scale smoke --show --json").json
-    assert states(shown)["full-2"] == "failed" and "round 0" in shown["cells"][0]["note"], "another process knows it, too"
+    assert states(shown)["full-2"] == "failed" and "round 0" in shown["cells"][0]["note"], "other processes see it too"
     before = Path(shown["cells"][0]["run"], "diverged.txt").stat().st_mtime_ns
     again = effuse("reproduce toy.table --scale smoke --only clients=2 --json")
-    assert "not run again unless its folder is removed" in again.sentence
+    assert "runs again only after its folder is removed" in again.sentence
     assert Path(shown["cells"][0]["run"], "diverged.txt").stat().st_mtime_ns == before
 
 
 def test_a_cell_that_cannot_run_here_names_the_scales_that_might(effuse, toy_table, monkeypatch):
     scales = toy_table.scales | {"paper": Scale(settings=("rounds=3", "speed=compile"))}
     monkeypatch.setitem(tables(), "toy.table", lambda: dataclasses.replace(toy_table, scales=scales))
-    told = effuse("reproduce toy.table --device cpu").sentence
-    assert "full-2: speed=compile: only a GPU records steps" in told and told.endswith("the table has --scale smoke, too")
+    sentence = effuse("reproduce toy.table --device cpu").sentence
+    assert "full-2: speed=compile: only a GPU records steps" in sentence and sentence.endswith(
+        "the table also has --scale smoke"
+    )
 
 
 def test_a_folder_of_another_recipe_is_refused_before_anything_runs(effuse, toy_table):
     effuse("reproduce toy.table --scale smoke --only method=full,clients=2 --out here --quiet")
-    told = effuse("reproduce toy.table --out here").sentence
-    assert "here/full-2 was run with rounds=1, not 3; choose another --out" in told and not Path("here/full-3").exists()
+    sentence = effuse("reproduce toy.table --out here").sentence
+    assert "here/full-2 was run with rounds=1, not 3; choose another --out" in sentence and not Path("here/full-3").exists()
     shown = effuse("reproduce toy.table --out here --show --json").json
     assert states(shown)["full-2"] == "other"
-    assert shown["cells"][0]["ours"] is None, "a number of another recipe is not this cell's"
+    assert shown["cells"][0]["ours"] is None, "another recipe's number does not count"
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "sentence"),
     [
         ("toy.tabel", "no table 'toy.tabel'; did you mean toy.table"),
         ("demo", "no table 'demo'"),
@@ -203,26 +205,26 @@ def test_a_folder_of_another_recipe_is_refused_before_anything_runs(effuse, toy_
         ("feddiffuse.figure3 --only epochs=2,clients=1", "no cell has all of that"),
     ],
 )
-def test_a_wrong_word_is_answered_with_the_nearest(line, told, effuse, toy_table):
-    assert told in effuse(f"reproduce {line}").sentence
+def test_a_wrong_word_is_answered_with_the_nearest(line, sentence, effuse, toy_table):
+    assert sentence in effuse(f"reproduce {line}").sentence
 
 
 def test_a_table_is_no_recipe_but_is_listed(effuse):
-    told = effuse("run feddiffuse.table1").sentence
-    assert "'feddiffuse.table1' is a table and not one recipe; run its cells with `effuse reproduce" in told
+    sentence = effuse("run feddiffuse.table1").sentence
+    assert "'feddiffuse.table1' is a table and not one recipe; run its cells with `effuse reproduce" in sentence
     assert effuse("list --json").json["table"].keys() >= {"feddiffuse.table1", "feddiffuse.figure3"}
 
 
-def test_cells_must_be_told_apart():
+def test_cells_must_have_different_names():
     cell = Cell(labels={"method": "a"}, recipe="demo", metric="fid")
     slash = Cell(labels={"method": "a/b"}, recipe="demo", metric="fid")
-    for cells, told in (((cell, cell), "must name one cell"), ((), "there must be some"), ((slash,), "letters")):
-        with pytest.raises(RecipeError, match=told):
+    for cells, sentence in (((cell, cell), "must name one cell"), ((), "there must be some"), ((slash,), "letters")):
+        with pytest.raises(RecipeError, match=sentence):
             Table(title="t", cells=cells)
 
 
 def assert_shown(numbers: tuple[str, str], of: dict[str, float]) -> None:
-    """A mean and its deviation, both to the deviation's second digit, and so off by a twentieth of it at most."""
+    """A mean and its deviation, rounded to the deviation's second digit: at most a twentieth of it off."""
     mean, std = map(float, numbers)
     assert abs(mean - of["mean"]) <= of["std"] / 20 and abs(std - of["std"]) <= of["std"] / 20
 
@@ -251,12 +253,12 @@ def test_cells_that_repeat_each_other_have_a_mean(effuse, toy_table, toy_file, m
     ours_shown, beside_shown = re.findall(r"(-?[\d.]+) ± ([\d.]+)", " ".join(shown.out.split()))
     assert_shown(ours_shown, mean)
     beside = [row["also"]["kid_classifier_clipped"] for row in report["cells"]]
-    assert mean["also"]["kid_classifier_clipped"]["mean"] == pytest.approx(sum(beside) / 2), "of what stands beside, too"
+    assert mean["also"]["kid_classifier_clipped"]["mean"] == pytest.approx(sum(beside) / 2), "of additional metrics too"
     assert_shown(beside_shown, mean["also"]["kid_classifier_clipped"])
     assert effuse("reproduce toy.table --scale smoke --show --json").json["means"] == []
 
 
-def test_means_are_held_against_a_row_seed_by_seed(effuse, toy_file, monkeypatch):
+def test_means_are_compared_with_a_row_seed_by_seed(effuse, toy_file, monkeypatch):
     """a has 10, 20, 30 on three seeds, b 9 and 18 on two of them and c nothing: b is 1 and 2 less than a, 1.5 +- 0.71."""
     found = {"a-0": 10.0, "a-1": 20.0, "a-2": 30.0, "b-0": 9.0, "b-1": 18.0}
     source = toy_file("toy.json")
@@ -290,14 +292,14 @@ def test_means_are_held_against_a_row_seed_by_seed(effuse, toy_file, monkeypatch
     assert ["b", "5", "±", "0", "-10.0", "±", "7.1", "2", "of", "3"] in equal
     found |= {"b-0": 9.0, "b-1": 18.0}
     (only,) = effuse("reproduce toy.pairs --show --only method=b --json").json["means"]
-    assert only["difference"]["mean"] == -1.5, "the other row counts, shown or not"
+    assert only["difference"]["mean"] == -1.5, "the baseline row counts even if it is not shown"
     with pytest.raises(RecipeError, match="no cell has method=d, which the others are held against"):
         Table(title="t", cells=cells, against=("method", "d"))
 
 
 @pytest.fixture
 def sampled_twice(toy_file, monkeypatch):
-    """One training of each method, looked at by two samplers, with a moving average where there can be one."""
+    """One training of each method, evaluated with two samplers, with a moving average if the method allows it."""
     kept = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
     sources = {
         "full": toy_file("full.json", algorithm=Full(local=kept), ema=0.5),
@@ -317,13 +319,13 @@ def sampled_twice(toy_file, monkeypatch):
 
 
 def test_a_cell_that_only_samples_differently_is_not_trained_again(effuse, sampled_twice, monkeypatch):
-    """And gives to the bit what it would have given, had it been trained: models, averages, personal ones, numbers, grids."""
+    """Its models, averages, personal models, metrics and grids equal those of a separate training bit by bit."""
     fits = []
     fit = Eager.fit
     monkeypatch.setattr(Eager, "fit", lambda machine, net, work: fits.append(work.where) or fit(machine, net, work))
 
     def trainings() -> int:
-        return sum(where.startswith("round") for where in fits)  # encoders are fitted, too
+        return sum(where.startswith("round") for where in fits)  # encoders are fitted too
 
     shared = effuse("reproduce toy.samplers --out shared --json").json
     assert trainings() == 2 * 2 * 3, "two trainings of two rounds with three clients, for four cells"
@@ -343,35 +345,35 @@ def test_a_cell_that_only_samples_differently_is_not_trained_again(effuse, sampl
             files = [{p.relative_to(f): p.read_bytes() for p in f.glob(kind) if p.is_file()} for f in folders]
             assert files[0] == files[1] and files[0], kind
         assert read_manifest(folders[0])["trained"] == other["run"] and "trained" not in read_manifest(folders[1])
-        assert {record.metrics for record in RunFolder(folders[0]).records()} == {None}, "nobody has looked on the way"
+        assert {record.metrics for record in RunFolder(folders[0]).records()} == {None}, "no evaluation between rounds"
 
 
-def test_a_look_that_was_interrupted_is_taken_again(effuse, sampled_twice, monkeypatch):
-    """Killed while it samples: the same command looks again and trains nothing."""
+def test_an_interrupted_evaluation_is_repeated(effuse, sampled_twice, monkeypatch):
+    """Interrupted while it samples: the same command evaluates again and trains nothing."""
     effuse("reproduce toy.samplers --only method=full,steps=2 --quiet")
     evaluate = rounds.Run._evaluate
     monkeypatch.setattr(rounds.Run, "_evaluate", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     stopped = effuse("reproduce toy.samplers --only method=full,steps=3 --quiet")
-    assert "the same command goes on where it stopped" in stopped.err
+    assert "repeat the command to resume" in stopped.err
     monkeypatch.setattr(rounds.Run, "_evaluate", evaluate)
     monkeypatch.setattr(Eager, "fit", lambda *a: pytest.fail("trained"))
     assert effuse("reproduce toy.samplers --only method=full --json").json["cells"][1]["state"] == "done"
 
 
-def test_a_training_on_other_data_is_not_taken_over(effuse, sampled_twice):
+def test_a_training_on_other_data_is_not_reused(effuse, sampled_twice):
     effuse("reproduce toy.samplers --only method=full,steps=2 --quiet")
     manifest = Path("runs/toy.samplers-paper/full-2/manifest.json")
     manifest.write_text(manifest.read_text().replace('"train": "', '"train": "0'))
-    told = effuse("reproduce toy.samplers --only method=full,steps=3").sentence
-    assert "full-2 was trained on other data than is there now; run it again, or restore the data" in told
+    sentence = effuse("reproduce toy.samplers --only method=full,steps=3").sentence
+    assert "full-2 was trained on different data; run it again, or restore the data" in sentence
 
 
-def test_who_looks_on_the_way_trains(effuse, sampled_twice, monkeypatch):
-    """Numbers of the rounds before the last were never measured for the other cell."""
+def test_a_cell_with_evaluations_between_rounds_is_trained(effuse, sampled_twice, monkeypatch):
+    """The other cell has no metrics of earlier rounds."""
     cells = tables()["toy.samplers"]().cells[:2]
-    looking = tuple(dataclasses.replace(cell, settings=(*cell.settings, "evaluate.every=1")) for cell in cells)
-    monkeypatch.setitem(tables(), "toy.looking", lambda: Table(title="Looking", cells=looking))
-    report = effuse("reproduce toy.looking --json").json
+    evaluated = tuple(dataclasses.replace(cell, settings=(*cell.settings, "evaluate.every=1")) for cell in cells)
+    monkeypatch.setitem(tables(), "toy.evaluated", lambda: Table(title="Evaluated", cells=evaluated))
+    report = effuse("reproduce toy.evaluated --json").json
     for row in report["cells"]:
         assert all(record.metrics for record in RunFolder(Path(row["run"])).records())
 
@@ -380,7 +382,7 @@ COMMITTED = Path(__file__).parents[2] / "docs" / "results"
 
 
 def test_every_committed_manifest_is_still_a_recipe():
-    """Those of earlier releases lack the keys that have come since; they are at their defaults."""
+    """Manifests of earlier releases lack newer keys, which then have their defaults."""
     manifests = [read_manifest(path)["recipe"] for path in sorted(COMMITTED.rglob("manifest.json"))]
     assert len(manifests) >= 241 and sum("aggregate=" not in saved["algorithm"] for saved in manifests) >= 241
     for saved in manifests:
@@ -402,6 +404,6 @@ def test_every_committed_manifest_is_still_a_recipe():
     ],
 )
 def test_committed_runs_are_recognised(name, scale, done):
-    there = Reproduction(name, tables()[name](), COMMITTED / f"{name}-{scale}", scale)
-    states = [there._state(plan)[0] for plan in there.planned.values()]
+    committed = Reproduction(name, tables()[name](), COMMITTED / f"{name}-{scale}", scale)
+    states = [committed._state(plan)[0] for plan in committed.planned.values()]
     assert states.count("done") >= done and "other" not in states

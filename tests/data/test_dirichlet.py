@@ -1,4 +1,4 @@
-"""Dirichlet partitions against the published splits, and at the edges where they are known to break."""
+"""Dirichlet partitions: equal to the published splits, and correct in extreme cases."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_label_skew_gives_feddiffuse_published_matrix():
 
 
 def test_label_skew_depends_on_class_sizes_not_on_positions():
-    """The same labels in another order: the histograms stay, because only counts and draws enter them."""
+    """Labels in another order give the same histograms, because only counts and draws matter."""
     order = torch.randperm(60000, generator=torch.Generator().manual_seed(0))
     shuffled = Dataset(images=FASHION.images, labels=FASHION.labels[order], classes=FASHION.classes)
     skew = LabelSkew(beta=0.5, mask=True, legacy=True, seed=2023)
@@ -42,8 +42,10 @@ def test_quantity_skew_gives_feddiffuse_published_sizes():
 
 
 def published(sizes: list[int], clients: int, beta: float, seed: int) -> list[int]:
-    """The clients' sizes by the published recipe, written down again: where a masked row of shares sums to 0.9999999999999999, its floor
-    leaves an image to the next client."""
+    """The clients' sizes by the published code, reimplemented.
+
+    Where a masked row of shares sums to 0.9999999999999999, its floor leaves an image to the next client.
+    """
     rng, held, total = np.random.RandomState(seed), np.zeros(clients, int), sum(sizes)
     while held.min() < 10:
         held = np.zeros(clients, int)
@@ -68,7 +70,7 @@ def test_the_legacy_generator_is_private():
     assert (np.random.get_state()[1] == before).all()
 
 
-def test_the_partition_s_own_seed_wins_over_the_run_s():
+def test_the_partitions_own_seed_precedes_the_runs():
     fixed = LabelSkew(beta=0.5, seed=3)
     assert histograms(FASHION, fixed.split(FASHION, 5, 0)) == histograms(FASHION, fixed.split(FASHION, 5, 1))
     free = LabelSkew(beta=0.5)
@@ -85,7 +87,7 @@ def test_a_negative_seed_is_refused():
         LabelSkew(beta=1.0, seed=-1).split(FASHION, 3, seed=0)
 
 
-def test_the_mask_stops_clients_that_hold_their_part():
+def test_the_mask_stops_clients_that_hold_an_equal_share():
     """N/K = 30: a client is masked for later classes once it has 30, so none can exceed 29 + one class of 10 = 39."""
     dataset = Labels(sizes=(10,) * 9).load("train")
     for seed in range(20):
@@ -114,8 +116,8 @@ def test_tiny_beta_ends_in_an_error_that_names_the_bounds(legacy: bool, mask: bo
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_top_up_keeps_the_draw_and_feeds_the_poor(legacy: bool):
-    """Two classes of 100 all to one client each, six clients, minimum 10: four are topped up to exactly 10."""
+def test_top_up_keeps_the_draw_and_fills_small_clients(legacy: bool):
+    """Two classes of 100 go to one client each; with six clients and minimum 10, four are topped up to exactly 10."""
     dataset = Labels(sizes=(100, 100)).load("train")
     for seed in range(10):
         parts = LabelSkew(beta=1e-8, top_up=True, legacy=legacy).split(dataset, 6, seed)

@@ -47,7 +47,7 @@ def test_train_and_test_folders_are_kept(pets: Path, tmp_path: Path):
     root = tmp_path / "split"
     root.mkdir()
     pets.rename(root / "train")
-    assert len(Folder(path=str(root)).load("test")) == 3  # no test folder yet: held out
+    assert len(Folder(path=str(root)).load("test")) == 3  # without a test folder images are held out
     picture(root / "test" / "dog" / "a.png", 7)
     assert values(Folder(path=str(root)), "test") == [7] and len(Folder(path=str(root)).load("train")) == 15
     picture(root / "test" / "bird" / "a.png")
@@ -108,7 +108,7 @@ def test_a_single_label_column_needs_no_naming_and_numbers_sort_as_numbers(tmp_p
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("", "is empty"),
+        ("", "empty; expected a heading"),
         ("file,label\n0.png\n", "line 2 has 1 values; the heading has 2 columns"),
         ("file,label\n0.png,1\n0.png,2\n", "line 3 names 0.png again"),
         ("file,label,split\n0.png,1,holiday\n", "0.png is in split 'holiday'; use train, val or test"),
@@ -134,7 +134,7 @@ def celeba(root: Path, people: list[tuple[str, str]]) -> Path:
 
 
 def test_celeba_has_sixteen_classes_and_the_first_hair_colour_counts(tmp_path: Path, monkeypatch):
-    """Label = 8 Male + 4 Young + hair: a young man of black and grey hair is 12, an old woman of grey hair 3."""
+    """Label = 8 Male + 4 Young + hair: a young man with black and grey hair is 12, an old woman with grey hair 3."""
     people = [
         ("1 1 1 -1 -1 1", "0"),
         ("-1 -1 -1 -1 -1 1", "0"),
@@ -171,7 +171,7 @@ def test_a_truncated_celeba_table_is_refused(tmp_path: Path, monkeypatch):
     table = folder / "list_attr_celeba.txt"
     table.write_text("\n".join(table.read_text().splitlines()[:-1]))
     monkeypatch.setenv("EFFUSE_DATA", str(tmp_path))
-    with pytest.raises(DataError, match="promises 2 images and has 1"):
+    with pytest.raises(DataError, match="says 2 images, but it has 1"):
         CelebA().load("train")
 
 
@@ -238,5 +238,5 @@ def test_folders_without_images_say_what_is_missing(tmp_path: Path):
     picture(tmp_path / "cat" / "0.png")
     with pytest.raises(DataError, match="no images in the test split; raise holdout=0.2 or add images"):
         Folder(path=str(tmp_path)).load("test")
-    with pytest.raises(DataError, match="is not a folder"):
+    with pytest.raises(DataError, match="not a folder"):
         Folder(path=str(tmp_path / "cat" / "0.png")).load("train")

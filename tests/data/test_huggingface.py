@@ -1,4 +1,4 @@
-"""The hub source against a stand-in of the `datasets` library: only the calls that it makes are imitated."""
+"""The hub source with a fake of the `datasets` library that has the functions it calls."""
 
 import sys
 import types
@@ -86,7 +86,7 @@ def test_plain_labels_are_numbered_by_the_training_split(hub):
         source.load("test")
 
 
-def test_what_cannot_be_guessed_is_asked_for(hub):
+def test_ambiguous_columns_must_be_named(hub):
     hub["train"] = Rows({"a": pictures(1), "b": pictures(1), "y": [0]}, {"a": Image(), "b": Image(), "y": ClassLabel()})
     with pytest.raises(DataError, match="2 columns of type Image among a, b, y; name one with image="):
         Hf(path="two").load("train")

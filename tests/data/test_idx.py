@@ -58,9 +58,9 @@ def test_a_missing_file_is_named(folder: Path):
     [
         ("train-images-idx3-ubyte", b"", "begins with nothing instead of the magic number 00000803"),
         ("train-images-idx3-ubyte", idx(LABELS), "begins with 00000801 instead of the magic number 00000803"),
-        ("train-images-idx3-ubyte", idx(PIXELS)[:10], "10 bytes, its header alone needs 16"),
-        ("train-images-idx3-ubyte", idx(PIXELS)[:-1], r"3151 bytes, its header \(4, 28, 28\) promises 3152"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "promises 79228162458924105385300197391"),
+        ("train-images-idx3-ubyte", idx(PIXELS)[:10], "10 bytes, but its header alone needs 16"),
+        ("train-images-idx3-ubyte", idx(PIXELS)[:-1], r"3151 bytes, but its header \(4, 28, 28\) means 3152"),
+        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "means 79228162458924105385300197391"),
         ("train-labels-idx1-ubyte", idx(np.array([3, 0, 17, 1], np.uint8)), "row 2 has label 17; 10 classes"),
         ("train-labels-idx1-ubyte", idx(LABELS[:3]), "4 images but labels of shape"),
     ],

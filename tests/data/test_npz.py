@@ -117,11 +117,11 @@ def test_a_test_label_that_training_never_saw_is_refused(tmp_path: Path):
 
 def test_validation_of_another_shape_is_refused(tmp_path: Path):
     write(tmp_path, val_images=np.zeros((1, 5, 5), np.uint8))
-    with pytest.raises(DataError, match="store them alike or set val='ignore'"):
+    with pytest.raises(DataError, match="store both in one form or set val='ignore'"):
         Npz(path=str(tmp_path / "set.npz"), val="train").load("train")
 
 
-def test_files_that_are_no_archive_are_refused(tmp_path: Path):
+def test_files_other_than_archives_are_refused(tmp_path: Path):
     source = write(tmp_path)
     path = Path(source.path)
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Partitions: every rule on hand-made data, and what must hold for all of them over many seeds."""
+"""Partitions: every rule on hand-made data, and properties of all of them over many seeds."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ def test_every_image_goes_to_exactly_one_client_and_none_is_empty(partition: Par
 
 @pytest.mark.parametrize("partition", COMPLETE, ids=str)
 def test_by_group_no_patient_straddles_two_clients(partition: Partition):
-    """180 images are 60 patients of 3; some patients straddle two classes and count for the one they have most of."""
+    """180 images of 60 patients; a patient with two classes counts for the more frequent one."""
     dataset = grouped(SMALL, 3)
     partition = dataclasses.replace(partition, by_group=True)
     for seed in range(10):
@@ -89,7 +89,7 @@ def test_iid_sizes_differ_by_at_most_one():
 
 
 def test_iid_by_group_balances_images_not_groups():
-    """One patient of 6 images and six of 1, two clients: each unit goes to whoever has least, so at worst 6+3 against 3."""
+    """A patient with 6 images and six with 1, two clients: each unit goes to the smaller one, at worst 6+3 against 3."""
     dataset = Labels(sizes=(12,)).load("train")
     dataset = dataclasses.replace(dataset, groups=torch.tensor([0] * 6 + [1, 2, 3, 4, 5, 6]))
     for seed in range(20):
@@ -99,7 +99,7 @@ def test_iid_by_group_balances_images_not_groups():
 
 @pytest.mark.parametrize("sizes, each, most_labels", [(MNIST_SIZES, 600, 4), ((5000,) * 10, 500, 2)])
 def test_shards_of_fedddpm(sizes: tuple[int, ...], each: int, most_labels: int):
-    """100 clients, 200 shards: 60,000 / 200 = 300 on MNIST and may straddle labels, 250 on CIFAR-10 and 250 divides 5000."""
+    """100 clients, 200 shards: of 300 images on MNIST, which may have two labels; of 250 on CIFAR-10, which divides 5000."""
     dataset = Labels(sizes=sizes).load("train")
     for seed in range(3):
         parts = Shards(per_client=2).split(dataset, 100, seed)
@@ -132,13 +132,13 @@ def test_classes_gives_exactly_that_many_and_leaves_none_out(clients: int, per_c
 
 
 @pytest.mark.parametrize("per_client", [1, 5])
-def test_classes_that_do_not_fit_say_what_would(per_client: int):
+def test_classes_that_do_not_fit_name_a_value_that_does(per_client: int):
     with pytest.raises(PartitionError, match="choose per_client from 2 to 4"):
         Classes(per_client=per_client).split(SMALL, 2, seed=0)
 
 
 def test_nid2_has_six_clients_of_one_class_and_one_of_all():
-    """CIFAR-10 sizes, 7 clients: a biased client has half of its class, the last 6 halves and 4 whole: 35,000."""
+    """CIFAR-10 sizes, 7 clients: a biased client has half of its class; the last has six halves and four classes: 35,000."""
     dataset = Labels(sizes=(5000,) * 10).load("train")
     parts = NID2().split(dataset, 7, seed=0)
     held = [labels_of(dataset, part) for part in parts]
@@ -161,7 +161,7 @@ def test_long_tail_counts_of_cifar10():
     assert len(kept) == len(np.unique(kept)) == 20431
 
 
-def test_long_tail_hands_over_to_another_partition():
+def test_long_tail_applies_another_partition():
     dataset = Labels(sizes=(100,) * 4).load("train")
     parts = LongTail(rho=10, then=Classes(per_client=1)).split(dataset, 4, seed=0)
     assert sorted(len(part) for part in parts) == [10, 21, 46, 100]  # 100 * 10 ** (-j / 3)
@@ -188,7 +188,7 @@ def test_domains_gives_every_client_one_domain():
 
 
 def test_domains_with_a_fraction_takes_that_much_per_client():
-    """A tenth of 60 and of 100 images; ten tenths of one domain are all of it."""
+    """A tenth of 60 and of 100 images; ten tenths are a whole domain."""
     assert [len(part) for part in Domains(per_domain=(1, 3), fraction=0.1).split(TWO_DOMAINS, 4, 0)] == [6, 10, 10, 10]
     parts = Domains(per_domain=(10, 10), fraction=0.1).split(TWO_DOMAINS, 20, 0)
     assert [len(part) for part in parts] == [6] * 10 + [10] * 10 and len(np.unique(np.concatenate(parts))) == 160

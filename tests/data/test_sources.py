@@ -1,4 +1,4 @@
-"""Sources without files, and the rule that holds out test images."""
+"""Sources without files, and the split of test images."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_labels_has_shapes_and_no_pixels():
     train, test = source.load("train"), source.load("test")
     assert train.histogram() == [6000] * 10 and test.histogram() == [1000] * 10
     assert train.images.is_meta and train.shape == (32, 3, 10)
-    assert train.labels[:6000].eq(0).all() and train.labels[6000] == 1  # class after class
+    assert train.labels[:6000].eq(0).all() and train.labels[6000] == 1  # sorted by class
     assert Labels(sizes=(5, 5), test=(1, 2)).load("test").histogram() == [1, 2]
 
 
@@ -73,11 +73,11 @@ def test_union_numbers_its_domains(tmp_path):
     )
     joined = union.load("train")
     assert joined.shape == (16, 3, 10) and joined.domains.bincount().tolist() == [1442, 20] and joined.flip
-    assert len(joined.groups.unique()) == 1442 + 10  # an image without a group is one of its own
+    assert len(joined.groups.unique()) == 1442 + 10  # an image without a group is its own group
     assert build_text(text(union), Source, "data") == union
 
 
-def test_union_of_unlike_sources_says_what_differs():
+def test_a_union_of_different_sources_names_the_difference():
     with pytest.raises(DataError, match=r"images of \(1, 28, 28\).*add resize and channels"):
         Union(sources=(Digits(), Digits(transforms=(Resize(side=28),)))).load("train")
     with pytest.raises(DataError, match="name the same classes"):
@@ -89,7 +89,7 @@ def test_union_of_unlike_sources_says_what_differs():
 
 
 def test_some_images_of_a_source():
-    """A fixed random choice in the source's own order; the test images are all there, and labels without images are fine."""
+    """A fixed random subset in the source's order; all test images; also of labels without images."""
     whole, some = Digits().load("train"), Some(source=Digits(), n=100)
     chosen = some.load("train")
     assert len(chosen) == 100 and len(some.load("test")) == 355 and chosen.classes == whole.classes

@@ -20,7 +20,7 @@ def test_resize_leaves_the_right_size_alone():
     assert Resize(side=4).apply(SQUARE, 255) is SQUARE
 
 
-def test_resize_squares_what_is_not():
+def test_resize_makes_images_square():
     assert Resize(side=8).apply(torch.zeros(2, 3, 4, 6, dtype=torch.uint8), 255).shape == (2, 3, 8, 8)
 
 
@@ -41,7 +41,7 @@ def test_pad_frames_with_black():
     assert torch.equal(Pad(amount=2).apply(SQUARE, 255), Pad(side=8).apply(SQUARE, 255))
 
 
-def test_crop_and_pad_that_cannot_be_done_say_so():
+def test_impossible_crops_and_pads_are_refused():
     with pytest.raises(DataError, match="only 4x4; crop less or pad first"):
         Crop(side=5).apply(SQUARE, 255)
     with pytest.raises(DataError, match="already 4x4"):
@@ -61,7 +61,7 @@ def test_channels_repeats_grey_and_weighs_colour():
     assert Channels(n=1).apply(colour, 255).item() == 153
     white = torch.full((1, 3, 1, 1), 65535, dtype=torch.int32)
     assert Channels(n=1).apply(white, 65535).item() == 65535
-    with pytest.raises(DataError, match="no rule makes 2 channels of 3"):
+    with pytest.raises(DataError, match="cannot convert 3 channels to 2"):
         Channels(n=2).apply(colour, 255)
 
 

@@ -37,7 +37,7 @@ from effuse.tools.reproduce import Reproduction, training
 
 THETA, ENCODER, BOTTLENECK, DECODER = 2_996_315, 1_280_642, 999_376, 716_297
 R = 15
-# Fashion-MNIST's labels need no file
+# labels with Fashion-MNIST's sizes need no file
 FASHION = ["data=labels(sizes=[6000]*10, side=28, channels=1)", "evaluate.metrics=[]"]
 
 
@@ -46,7 +46,7 @@ def traffic(method: str, clients: int, *settings: str) -> dict:
 
 
 def published(method: str, k: int) -> int:
-    """N of the paper, when every client's first contact transfers all of theta."""
+    """N of the paper, if every client's first message holds all of theta."""
     return {
         "full": 2 * R * k * THETA,
         "usplit": R * k * THETA + R * (k // 2) * THETA,
@@ -72,7 +72,8 @@ EXACT = {
 
 @pytest.mark.parametrize(("method", "clients"), EXACT)
 def test_published_traffic(method, clients):
-    """Table 1's N; the paper prints millions: 449.45, 263.75, 118.85 (sic) for K=5, 898.89, 674.17, 527.51, 237.69 for K=10."""
+    """Table 1's N. The paper prints, in millions, 449.45, 263.75, 118.85 (sic) for K=5, and 898.89, 674.17, 527.51, 237.69
+    for K=10."""
     found = traffic(method, clients)
     assert found["exact"] and found["parameters"]["total"] == EXACT[method, clients] == published(method, clients)
     assert found["bytes"]["total"] == 4 * EXACT[method, clients]
@@ -83,12 +84,12 @@ def test_published_traffic(method, clients):
 
 
 def usplit_odd(e: int) -> int:
-    """K = 5: theta to all, theta from each of two pairs, and from the odd client a bottleneck with encoder (e times) or decoder."""
+    """K = 5: theta to all and from two pairs; the odd client sends a bottleneck with encoder (e times) or decoder."""
     return R * 5 * THETA + R * 2 * THETA + e * (ENCODER + BOTTLENECK) + (R - e) * (DECODER + BOTTLENECK)
 
 
 def test_published_traffic_of_usplit_with_an_odd_client():
-    """N(e) = 340,348,170 + 564,345 e; the paper prints 343.73 million, which is e = 6 and no other."""
+    """N(e) = 340,348,170 + 564,345 e; the paper prints 343.73 million, so e = 6."""
     assert [usplit_odd(e) for e in (0, 6, 15)] == [340_348_170, 343_734_240, 348_813_345]
     totals = set()
     for seed in range(4):
@@ -100,7 +101,7 @@ def test_published_traffic_of_usplit_with_an_odd_client():
     assert len(totals) > 1, "the seed decides e"
 
 
-# what makes a run a matter of seconds and leaves its protocol alone
+# settings that shorten a run to seconds without changing its protocol
 SHRUNK = [
     "data=digits()",
     "model=convnext_unet(dim=4, multipliers=[1, 2])",
@@ -131,14 +132,14 @@ def test_the_papers_setting(method):
     _, text = find_recipe(f"feddiffuse.{method}")
     _, code = find_recipe(f'feddiffuse.{method}(profile="code")')
     assert (text.clients, text.rounds, text.seed, text.task.distance, code.task.distance) == (5, 15, 2023, "mse", "huber")
-    assert text.partition == Iid(), "of the run's own seed"
+    assert text.partition == Iid(), "with the run's seed"
     local = text.algorithm.local
     assert (local.name, local.lr, local.batch, local.epochs, local.state) == ("adam", 1e-4, 128, 5, "fresh")
     sampler = text.sampler
     assert (text.task.schedule.steps, sampler.name, sampler.steps, sampler.clip) == (1000, "ancestral", None, False)
     assert [m.keys[0] for m in text.evaluate.metrics] == ["fid", "fid_clipped", "kid", "class_mix"]
     assert isinstance(text.algorithm, Algorithm) and isinstance(text.algorithm, Personal) == (method in ("ulatdec", "udec"))
-    assert text.changed(["task.distance=huber"]) == code, "the profiles differ in nothing else"
+    assert text.changed(["task.distance=huber"]) == code, "the profiles have no other difference"
 
 
 def test_the_celeba_setting():
@@ -149,7 +150,7 @@ def test_the_celeba_setting():
     assert recipe.data.classes_from == ("Male", "Young", "Black_Hair|Brown_Hair|Blond_Hair|Gray_Hair"), (
         "2 x 2 x 4 = 16 classes"
     )
-    assert recipe.evaluate.metrics == (FID(n=5000, reference=5000), KID(n=5000, reference=5000)), "not clipped there"
+    assert recipe.evaluate.metrics == (FID(n=5000, reference=5000), KID(n=5000, reference=5000)), "not clipped on CelebA"
     found = check(recipe.changed(["data=labels(sizes=[100]*16, side=64, channels=3)", "evaluate.metrics=[]", "rounds=1"]))
     assert found["parameters"]["total"] == sum(found["parameters"][p] for p in ("encoder", "bottleneck", "decoder"))
 
@@ -179,7 +180,7 @@ def test_table_1_has_every_cell():
 
 @pytest.mark.parametrize(("profile", "distance"), [("text", "mse"), ("code", "huber")])
 def test_cells_differ_by_what_their_labels_say(profile, distance):
-    """Table 1 at the paper's setting but for clients and partition; Figure 3 but for epochs and clients, K = E = 1 beside 42.53."""
+    """Table 1 varies clients and partition only, Figure 3 epochs and clients; K = E = 1 has the printed 42.53."""
     tables = {name: find_table(f'feddiffuse.{name}(profile="{profile}")')[1] for name in ("table1", "figure3")}
     for name, table in tables.items():
         for cell in table.cells:
@@ -195,7 +196,7 @@ def test_cells_differ_by_what_their_labels_say(profile, distance):
 
 
 def test_smoke_numbers_stand_in_for_the_tables_own():
-    """fid_clipped_pooled becomes fid_classifier_clipped_pooled; averages of the server's are looked for where it keeps them."""
+    """fid_clipped_pooled becomes fid_classifier_clipped_pooled; tuning tables map the metrics ending in _ema too."""
     names = {"fid", "fid_clipped", "kid", "fid_pooled", "fid_clipped_pooled"}
     averaged = {"fid", "fid_clipped", "kid", "fid_ema", "fid_clipped_ema", "kid_ema"}
     for table, known in (("table1", names), ("figure3", names), ("tuning", averaged), ("ablation", averaged)):
@@ -210,13 +211,13 @@ def test_smoke_numbers_stand_in_for_the_tables_own():
 
 
 def test_what_is_measured():
-    """5,000 images against 5,000 test images, as in the paper, and the mix of classes of as many."""
+    """5,000 images against 5,000 test images, as in the paper, and the class mix of 5,000."""
     counted = [(m.n, getattr(m, "reference", None), getattr(m, "split", None)) for m in full().evaluate.metrics]
     assert counted == [(5000, 5000, "test")] * 3 + [(5000, None, None)]
 
 
 def test_every_cell_of_every_scale_is_a_valid_recipe():
-    """The skews of the paper's cells are the published ones; a smoke cell can be checked as it is, without any file."""
+    """The cells have the published skews; a smoke cell can be checked without files."""
     for name in (
         "feddiffuse.table1",
         'feddiffuse.figure3(profile="code")',
@@ -255,8 +256,8 @@ def images(recipe) -> int:
     return recipe.rounds * sum(solver.images_on(12_000) for solver in recipe.algorithm.solvers())
 
 
-def test_tuned_moves_and_sees_what_full_does():
-    """Network, traffic, training images and, at most, evaluations an image are those of FULL; so for each change left out."""
+def test_tuned_has_the_traffic_and_images_of_full():
+    """Network, traffic and images equal those of FULL, also without any change; sampling takes no more evaluations."""
     plain = full()
     assert traffic("tuned", 5) == traffic("full", 5)
     for name in ("", *TUNED):
@@ -265,12 +266,12 @@ def test_tuned_moves_and_sees_what_full_does():
         assert images(recipe) == images(plain) and recipe.evaluate == plain.evaluate and recipe.seed == plain.seed
         assert recipe.sampler.count(recipe.task) <= 1000
         assert (recipe == tuned()) == (name == "")
-    with pytest.raises(EffuseError, match="is no part of it; did you mean velocity"):
+    with pytest.raises(EffuseError, match="is not one of its changes; did you mean velocity"):
         tuned("velocty")
 
 
 def test_tuned_is_what_was_chosen():
-    """The best of the finalists, drawn by the best of its samplers, and none of its settings twice."""
+    """The best finalist with its best sampler; no setting occurs twice."""
     best, way = (
         recipes_of("feddiffuse.finalists")["rate-2e-3-and-v-cosine-and-batch-64"],
         recipes_of("feddiffuse.samplers")["none"],
@@ -278,7 +279,7 @@ def test_tuned_is_what_was_chosen():
     assert training(way) == training(best) and way == full().changed([*CHOOSING, *settings_of(CHOSEN), "seed=1"])
     assert tuned() == full().changed(settings_of(CHOSEN))
     changed = [setting.partition("=")[0] for settings in TUNED.values() for setting in settings]
-    assert len(changed) == len({*changed}), "a part left out would leave its trace in another"
+    assert len(changed) == len({*changed}), "otherwise a part could not be left out alone"
 
 
 def settings_of(names) -> list[str]:
@@ -294,8 +295,8 @@ def test_the_centralised_baseline_has_the_same_tuning_and_sees_as_many_images():
         assert pooled.algorithm.local.images_on(60_000) == 5 * federated.algorithm.local.images_on(12_000)
 
 
-def test_what_is_chosen_is_chosen_on_other_seeds_and_other_images():
-    """The 5,000 test images that the tuning compares with are all those that the final figures do not."""
+def test_selection_uses_other_seeds_and_other_images():
+    """Selection uses exactly the 5,000 test images that the reported numbers do not use."""
     final, tried, finals, ways = (recipes_of(f"feddiffuse.{t}") for t in ("ablation", "tuning", "finalists", "samplers"))
     chosen = tried | finals | ways
     assert not {r.seed for r in final.values()} & {r.seed for r in chosen.values()}
@@ -307,21 +308,21 @@ def test_what_is_chosen_is_chosen_on_other_seeds_and_other_images():
 
 
 class FashionTest:
-    """As much of Fashion-MNIST as a choice of reference rows wants to know."""
+    """The sizes of Fashion-MNIST, from which reference rows are chosen."""
 
     data = "fashion_mnist()"
     real = staticmethod(lambda split: range({"train": 60_000, "test": 10_000}[split]))
 
 
 def test_changes_are_made_in_one_order():
-    """A rate takes the place of the rate, and its own decay the place of the decay; what is left out is gone."""
+    """A new rate replaces the rate, and its decay replaces the decay; `without-` removes a change."""
     assert with_change(with_change(START, "without-kept"), "ema") == ["decay", "rate-1e-3", "ema", "clip"]
     assert with_change(START, "rate-2e-3") == ["decay", "rate-2e-3", "kept", "clip"]
     assert list(START) == sorted(START, key=list(CHANGES).index)
 
 
-def test_candidates_differ_from_the_start_by_what_they_say():
-    """All see the same images; a high rate has its own decay, also after the start's; a rate replaces a rate."""
+def test_candidates_differ_from_the_start_by_their_change():
+    """All train on the same images; a high rate replaces the rate and the decay of the start."""
     found = recipes_of("feddiffuse.tuning")
     start = found["start-1"]
     for name, recipe in found.items():
@@ -357,7 +358,7 @@ def test_finalists_are_the_start_with_changes_at_the_paper_s_scale():
     for recipe in found.values():
         assert images(recipe) == images(full()) and recipe.sampler == Ancestral(batch=1000, clip=True)
     assert list(recipes_of('feddiffuse.finalists(tried=[["ema", "without-kept"]])')) == ["start", "ema-and-without-kept"]
-    with pytest.raises(EffuseError, match="'kepd' is no change; did you mean kept"):
+    with pytest.raises(EffuseError, match="'kepd' is not a change; did you mean kept"):
         find_table('feddiffuse.finalists(tried=[["kepd"]])')
 
 
@@ -367,7 +368,7 @@ def test_samplers_share_one_training():
     assert found["clip"] == recipes_of("feddiffuse.finalists")["start"]
     assert all(training(r) == training(found["clip"]) and r.sampler.count(r.task) <= 1000 for r in found.values())
     assert not found["none"].sampler.clip and found["large"].sampler.variance == "large"
-    with pytest.raises(EffuseError, match="'kepd' is no change; did you mean kept"):
+    with pytest.raises(EffuseError, match="'kepd' is not a change; did you mean kept"):
         find_table('feddiffuse.samplers(chosen=["kepd"])')
 
 

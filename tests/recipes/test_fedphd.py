@@ -1,4 +1,4 @@
-"""FedPhD's recipes: the published settings, tables and costs, and runs that send what the check says."""
+"""FedPhD's recipes: the published settings, tables and costs; runs send what the check predicts."""
 
 import dataclasses
 import json
@@ -17,12 +17,12 @@ from effuse.diffusion.samplers import Ddim, quadratic
 from effuse.metrics.fidelity import FID, KID
 from effuse.metrics.tones import Tones
 from effuse.recipes import find_recipe, find_table
-from effuse.recipes.fedphd.comparison import TELLING
+from effuse.recipes.fedphd.comparison import MAIN
 from effuse.runs.driver import run
 from effuse.tools.check import check
 from effuse.tools.reproduce import Reproduction
 
-# CIFAR-10's and CelebA's labels need no files
+# labels with the sizes of CIFAR-10 and CelebA need no files
 CIFAR = ["data=labels(sizes=[5000]*10, side=32, channels=3)", "evaluate.metrics=[]"]
 METHODS = (
     "fedphd",
@@ -38,12 +38,12 @@ THETA, PRUNED, MIB = 35_746_307, 20_395_598, 2**20
 
 
 def recipe_of(cell: Cell) -> Recipe:
-    """What a cell runs at the paper's scale."""
+    """The recipe of a cell at the paper's scale."""
     return find_recipe(cell.recipe.replace("{scale}", "paper"))[1].changed(list(cell.settings))
 
 
 def test_the_papers_setting():
-    """20 clients of two classes, a fifth of them a round; 10,000 rounds of one epoch or 2,000 of five; CelebA half of that."""
+    """20 clients of two classes, a fifth a round; 10,000 rounds of one epoch or 2,000 of five; half as many on CelebA."""
     for name in METHODS:
         single = name in ("fedphd", "fedphd.fedavg1")
         for data, rounds, solver in (("cifar10", 10_000, (2e-4, 128)), ("celeba", 5_000, (2e-5, 64))):
@@ -70,16 +70,16 @@ def test_the_papers_setting():
 
 
 def test_the_rivals_settings():
-    """FedProx has the paper's mu, MOON one of its grid's 0.01, 0.1, 1, 10; 30,000 images are compared with the training set."""
+    """FedProx has the paper's mu, MOON one of its grid; FID compares 30,000 images with the training set."""
     assert find_recipe("fedphd.fedprox")[1].algorithm.mu == 1.0
     assert (find_recipe("fedphd.moon")[1].algorithm.mu, find_recipe("fedphd.moon")[1].algorithm.T) == (1.0, 0.5)
     for name in (*METHODS, "fedphd.centralised"):
         assert find_recipe(name)[1].evaluate.metrics == (FID(n=30_000, split="train"),)
 
 
-def test_celeba_needs_room_at_its_edges():
-    """Four classes, Male x Young; one a client, 162,770 / 20 = 8,138.5 images. Ten clients a cycle, were they as mixed as can be,
-    leave Eq. 25 at 15000 * 2 - 81385 = -51385 without b and at 8615 with it. CIFAR-10's 25,000 need none: 30000 - 25000 > 0.
+def test_celeba_needs_b_at_its_edges():
+    """Clients have one of four classes and 162,770 / 20 = 8,138.5 images. With ten mixed clients a cycle Eq. 25 is
+    15000 * 2 - 81385 = -51385 without b, and 8615 with it. CIFAR-10's 25,000 images need no b: 30000 - 25000 > 0.
     """
     recipe = find_recipe('fedphd(data="celeba")')[1]
     assert recipe.data.classes_from == ("Male", "Young") and recipe.partition.per_client == 1
@@ -91,14 +91,12 @@ def test_celeba_needs_room_at_its_edges():
 
 def test_the_traffic_of_one_cycle():
     """Five rounds of four clients, pruned at the start: 20 models up and 20 down at the edges, 2 and 2 in the cloud, and 20
-    histograms; in MiB of parameters alone, where the paper has those of a file: 0.84 * 77.80 = 65.35.
+    histograms. The cost is 0.84 * 77.80 = 65.35 in MiB of parameters; the paper counts those of a file.
     """
     _, recipe = find_recipe("fedphd")
     found = check(recipe.changed([*CIFAR, "algorithm.variant=os", "rounds=5"]))
-    links, seen = (
-        found["traffic"]["links"],
-        4 * 2 * 10 * 20,
-    )  # every choice is shown the edges: two histograms of ten classes
+    links = found["traffic"]["links"]
+    seen = 4 * 2 * 10 * 20  # every choice of an edge is sent the histograms of ten classes of both edges
     assert links == {
         "client-edge": {"up": 20 * 4 * PRUNED + 20 * 40, "down": 20 * 4 * PRUNED + seen},
         "edge-cloud": {"up": 2 * 4 * PRUNED, "down": 2 * 4 * PRUNED},
@@ -113,8 +111,8 @@ def test_the_traffic_of_one_cycle():
 
 
 def test_table_4(tmp_path):
-    """Rehearsed: FedAvg's four uploads cost 0.8 * 136.36 = 109.09, five rounds of it 545.4, SCAFFOLD twice, FedPhD 65.35; the printed
-    numbers, of files, are 0.12 and 0.16 % more. No mode of FedDiffuse gives the printed two thirds.
+    """FedAvg's four uploads cost 0.8 * 136.36 = 109.09, five rounds of it 545.4, SCAFFOLD's twice that, FedPhD's 65.35. The
+    printed numbers, of files, are 0.12 and 0.16 % larger. No mode of FedDiffuse gives the printed two thirds.
     """
     name, table = find_table("fedphd.table4")
     again = Reproduction(name, table, tmp_path)
@@ -138,9 +136,9 @@ def test_table_4(tmp_path):
 
 
 def test_table_4_in_models():
-    """The cost in sizes of the model, which a toy has, too: 0.2 for each of four uploads, 5 times that with E=1, twice that for
-    SCAFFOLD, and 0.2 * 4 + 0.002 * 20 for FedPhD. Times the paper's files, 136.53 and 77.93 MiB, that is the print, save for
-    FedDiffuse's two thirds of FedAvg: USPLIT's two pairs bring a model each, a half, and UDEC as much of it as decoders are.
+    """The cost in model sizes: 0.2 for each of four uploads, 5 times that with E=1, twice that for SCAFFOLD,
+    and 0.2 * 4 + 0.002 * 20 for FedPhD. Times the paper's files of 136.53 and 77.93 MiB these are the printed numbers. Only
+    FedDiffuse's two thirds differ: USPLIT's two pairs send one model each, a half, and UDEC sends decoders only.
     """
     expected = {  # the cost, and the GMAC printed
         "fedavg": (0.8, 6.06),
@@ -167,7 +165,7 @@ def test_table_4_in_models():
 
 
 def test_the_printed_tables():
-    """Sums of what is printed, so that no digit slips; CelebA's numbers stand in tables of their own."""
+    """Sums of the printed numbers find a wrong digit; CelebA's numbers have their own tables."""
 
     def printed(name):
         return round(sum(cell.printed for cell in find_table(name)[1].cells), 2)
@@ -230,8 +228,8 @@ def test_the_printed_tables():
 
 
 def test_table_3_by_columns():
-    """The paper's millions are ours, cut off after a digit, and its labels their percentages within 1.2; its GMAC are ours within
-    5 % (1.5 for 1.55), and CelebA's, with four times the pixels, four times as many (5.9 for 6.2).
+    """The paper's millions are ours, truncated to one digit. Its labels match our percentages within 1.2, its GMAC within
+    5 % (1.5 for 1.55). CelebA, with four times the pixels, has four times the GMAC (5.9 for 6.2).
     """
     left = {0.0: THETA, 0.1: 26_981_231, 0.2: PRUNED, 0.3: 13_949_333, 0.4: 9_336_440}
     removed = [100 - 100 * n / THETA for n in left.values()]
@@ -241,7 +239,7 @@ def test_table_3_by_columns():
         cells = find_table(f'fedphd.table3(data="{data}")')[1].cells
         algorithms = [recipe_of(cell).algorithm for cell in cells]
         assert [(a.variant, a.ratio) for a in algorithms[1:]] == [("sparse", ratio) for ratio in left if ratio]
-        assert algorithms[0].variant == "none", "and not regularised"
+        assert algorithms[0].variant == "none", "unpruned networks are not regularised"
         assert [c.beside["parameters_m"] for c in cells] == [math.floor(n / 1e5) / 10 for n in left.values()]
         labels = [c.labels["pruned"] for c in cells]
         assert labels == ["0", "25", "44", "61", "74"] and [float(x) for x in labels] == pytest.approx(removed, abs=1.2)
@@ -261,8 +259,8 @@ def test_table_5_by_columns():
     assert [c.labels["method"] for c in cells] == [method for method in methods for _ in (50, 100)]
 
 
-def test_which_number_counts():
-    """Where clients own their models the pool's, and where an average of the weights is kept the average's."""
+def test_the_metric_of_each_method():
+    """Pooled for personal models, and that of the average if weights are averaged."""
     special = {"feddiffuse-udec": "fid_pooled", "centralised": "fid_ema"}
     for name in ("table1", 'table1(data="celeba")', "comparison"):
         cells = find_table(f"fedphd.{name}")[1].cells
@@ -271,7 +269,7 @@ def test_which_number_counts():
 
 
 def test_the_scaled_protocol(tmp_path):
-    """10,000 images against the training set, drawn in 100 quadratic steps, of which 96 differ; 20 epochs of all data."""
+    """10,000 images against the training set, in 100 quadratic steps of which 96 differ; 20 epochs of all data."""
     for name in ("table1", "comparison"):
         again = Reproduction(name, find_table(f"fedphd.{name}")[1], tmp_path, "scaled")
         assert not again.scale.comparable
@@ -285,8 +283,8 @@ def test_the_scaled_protocol(tmp_path):
     assert len(quadratic(1000, 100)) == 96
 
 
-def test_each_ablation_takes_away_what_it_says():
-    """(variant, channel ratio, choice of edges, weights, lambda_0) of everything that is FedPhD in the comparison."""
+def test_each_ablation_removes_the_part_in_its_name():
+    """(variant, channel ratio, choice of edges, weights, lambda_0) of every FedPhD cell in the comparison."""
     whole = ("sparse", 0.2, "homogeneity", "homogeneity", 1e-4)
     expected = {
         "fedphd-44": whole,
@@ -313,7 +311,7 @@ def test_each_ablation_takes_away_what_it_says():
     ["table1", 'table1(data="celeba", seed=2)', "table3", "table5", "comparison(seeds=[1])", "comparison(epochs=200)"],
 )
 def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
-    """At every scale the metric of a cell is measured, all methods see as many images, and what can be pruned is pruned in time."""
+    """At every scale a cell's metric is measured, all methods train on as many images, and pruning happens in time."""
     _, table = find_table(f"fedphd.{name}")
     for scale in table.scales:
         again = Reproduction(name, table, tmp_path, scale)
@@ -330,12 +328,13 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
         assert len(images) == 1, "the same budget of local epochs"
 
 
-def test_the_scaled_network_loses_what_the_papers_does(tmp_path):
-    """Half the width in groups as wide: 24.5, 42.9, 61.0 and 73.9 % of the parameters, as at full width."""
+def test_the_scaled_network_is_pruned_as_the_papers(tmp_path):
+    """Half the width with groups of equal width loses 24.5, 42.9, 61.0 and 73.9 % of the parameters, as at full width."""
     again = Reproduction("comparison", find_table("fedphd.comparison")[1], tmp_path, "scaled")
 
     def left(name: str, *more: str) -> int:
-        changes = [*CIFAR, "algorithm.variant=os", "rounds=5", *more]  # what is cut does not matter for how much
+        # the number of parameters does not depend on which channels are cut
+        changes = [*CIFAR, "algorithm.variant=os", "rounds=5", *more]
         return check(again.planned[f"{name}-0"].recipe.changed(changes))["after"]["parameters"]
 
     whole = check(again.planned["fedphd-0-0"].recipe.changed([*CIFAR, "rounds=5"]))["after"]["parameters"]
@@ -343,13 +342,15 @@ def test_the_scaled_network_loses_what_the_papers_does(tmp_path):
     assert whole == 8_952_067 and shares == [24.5, 42.9, 61.0, 73.9]
 
 
-def test_the_comparison_repeats_what_is_telling():
-    """Six settings come first, then twelve others, all on the first seed, then the six on two more, then four that can wait; none is
-    another under a second name."""
+def test_the_comparison_repeats_its_main_cells():
+    """Six settings come first, then twelve others on the first seed, then the six on two more seeds, then the last four.
+
+    No two cells have the same recipe.
+    """
     cells = find_table("fedphd.comparison")[1].cells
     names = [cell.labels["method"] for cell in cells]
-    assert len(TELLING) == 6 and len({*names}) == 22 and len(cells) == 3 * 6 + 12 + 4
-    assert [*names[:6], *names[18:30]] == [*TELLING] * 3 and not {*names[6:18], *names[30:]} & {*TELLING}
+    assert len(MAIN) == 6 and len({*names}) == 22 and len(cells) == 3 * 6 + 12 + 4
+    assert [*names[:6], *names[18:30]] == [*MAIN] * 3 and not {*names[6:18], *names[30:]} & {*MAIN}
     assert names[30:] == ["fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii", "scaffold-e1"]
     assert [c.labels["seed"] for c in cells] == [0] * 18 + [1] * 6 + [2] * 6 + [0] * 4
     recipes = [find_recipe(c.recipe.replace("{scale}", "scaled"))[1].changed(list(c.settings)) for c in cells]
@@ -357,9 +358,11 @@ def test_the_comparison_repeats_what_is_telling():
     assert {cell.labels["seed"] for cell in find_table("fedphd.comparison(seeds=[7])")[1].cells} == {7}
 
 
-def test_rates_are_tuned_on_a_seed_of_their_own_and_taken_by_all(tmp_path, monkeypatch):
-    """FedAvg with one epoch in each of 50 rounds and five in each of 10, half of what the comparison has; then all take the rate of
-    those with as many epochs a round."""
+def test_rates_are_tuned_on_a_separate_seed_and_used_by_all(tmp_path, monkeypatch):
+    """FedAvg takes one epoch in each of 50 rounds or five in each of 10, half of the comparison's.
+
+    Every method then uses the rate tuned for its number of epochs a round.
+    """
     tried = list(Reproduction(*find_table("fedphd.tuning"), tmp_path).planned.values())
     found = [(p.recipe.algorithm.local.epochs, p.recipe.rounds, p.recipe.algorithm.local.lr) for p in tried]
     assert found == [(1, 50, rate) for rate in (1e-4, 2e-4, 5e-4, 1e-3)] + [(5, 10, rate) for rate in (2e-4, 5e-4, 1e-3)]
@@ -381,7 +384,7 @@ def test_rates_are_tuned_on_a_seed_of_their_own_and_taken_by_all(tmp_path, monke
             find_table(wrong)
 
 
-# what makes a run a matter of seconds and leaves its protocol alone
+# settings that shorten a run to seconds without changing its protocol
 SHRUNK = [
     "data=digits()",
     "model=unet(widths=[8, 16], layers=1, attention=[4], groups=4)",
@@ -414,7 +417,7 @@ def test_a_shrunk_run_sends_what_the_check_says(name, more, tmp_path):
     assert ledger["training"]["clients"] == predicted["traffic"]["clients"]
     assert ledger["training"].get("edges") == predicted["traffic"].get("edges")
     assert result.parameters == predicted["after"]["parameters"] and ledger["costs"] == predicted["traffic"]["costs"]
-    assert result.figures == predicted["figures"] and result.figures["gmacs"] > 0, "of the network that is left"
+    assert result.figures == predicted["figures"] and result.figures["gmacs"] > 0, "of the pruned network"
 
 
 def test_a_smoke_cell_runs_to_its_cut(tmp_path):

@@ -1,4 +1,4 @@
-"""Personal models: each measured where it is, their mean and spread, and all of them pooled alike."""
+"""Personal models: each is measured at its client; mean, spread and a balanced pool are reported."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ class ToyBrightness(Metric):
         return (self.called,)
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
-        assert SETTINGS.locked(), "a recording in another thread would refuse some of what metrics do"
+        assert SETTINGS.locked(), "metrics need the lock: a recording in another thread sets options under which they fail"
         return {self.called: Measurement(float(subject.samples(self.n).pixels.double().mean()), {"generated": self.n})}
 
 
@@ -51,8 +51,8 @@ def test_shares_are_pooled_in_turn():
     assert in_turn([Images(s.pixels) for s in shares]).labels is None
 
 
-def test_personal_models_are_told_by_mean_and_spread_and_pooled_alike(tmp_path):
-    """Metrics of six and of three images: pooled over three clients they look at two and at one image of each."""
+def test_personal_models_have_a_mean_a_spread_and_a_balanced_pool(tmp_path):
+    """Metrics of six and of three images: the pool takes two images of each of three clients, or one."""
     metrics = (ToyBrightness(n=6), ToyBrightness(n=3, called="few"))
     recipe = toy_recipe(algorithm=UDec(local=ADAM), evaluate=Evaluate(grid=0, metrics=metrics), sampler=Ancestral(batch=6))
     drawn = {}
@@ -70,7 +70,7 @@ def test_personal_models_are_told_by_mean_and_spread_and_pooled_alike(tmp_path):
         values = [float(x.double().mean()) for x in each]
         assert found[name].clients == values and len(set(values)) > 1
         assert found[name].value == statistics.fmean(values) and found[name].std == statistics.stdev(values)
-        # of the six that each draws from the same noise, the first gives the first two, the second the next, the third the last
+        # each draws six images from the same noise: the first client gives the first two, the second the next two, and so on
         shares = [drawn["bright"][k][2 * k + i] for i in range(2) for k in range(3)]
         assert torch.equal(pooled, torch.stack(shares)[:n])
         assert found[f"{name}_pooled"].value == float(pooled.double().mean())
@@ -78,7 +78,7 @@ def test_personal_models_are_told_by_mean_and_spread_and_pooled_alike(tmp_path):
 
 
 def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
-    """Six images of three clients: two each, and no number for a client by itself; the check knows what is sent."""
+    """Six images of three clients: two each, without metrics per client; the check predicts the traffic."""
     recipe = toy_recipe(
         algorithm=UDec(local=ADAM),
         evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),), personal="pooled"),
@@ -100,8 +100,8 @@ def test_a_pool_alone_costs_no_more_than_one_model(tmp_path):
     assert check(recipe)["traffic"]["evaluation"]["bytes"] == sent["bytes"]
 
 
-def test_who_never_trained_is_not_looked_at(tmp_path):
-    """One of three clients takes part: all six images of the pool are its own, in the run and looked at again; the check knows."""
+def test_clients_that_never_trained_are_not_evaluated(tmp_path):
+    """One of three clients takes part and gives all six images of the pool; a later evaluation and the check agree."""
     for algorithm in (UDec(local=ADAM, cohort=1), ULatDec(local=ADAM, cohort=1)):
         path = tmp_path / algorithm.name
         evaluate = Evaluate(grid=2, metrics=(ToyBrightness(n=6),))
@@ -119,18 +119,18 @@ def test_who_never_trained_is_not_looked_at(tmp_path):
         assert evaluate_run(path, [])["bright_pooled"].protocol["clients"] == 1
 
 
-def test_a_lone_site_whose_answers_are_lost_is_not_looked_at():
+def test_sites_that_never_answered_are_not_evaluated():
     """Three sites, of which two have answered."""
     algorithm = LocalOnly(local=ADAM)
     fed = SimpleNamespace(has={"model": {0, 2}}.__getitem__)
     assert algorithm.owners(None, fed) == [0, 2]
     recipe = toy_recipe(algorithm=algorithm, evaluate=Evaluate(grid=0, metrics=(ToyBrightness(n=6),)))
-    assert shares_of(recipe, 2) == (3, 6) and shares_of(recipe, 0) == (6, 6), "of nobody, nobody draws them"
-    assert shares_of(recipe, 4) == (2, 6), "four ones would be too few"
+    assert shares_of(recipe, 2) == (3, 6) and shares_of(recipe, 0) == (6, 6), "without owners nobody draws"
+    assert shares_of(recipe, 4) == (2, 6), "four clients with one image each would be too few"
 
 
 def test_clients_draw_whole_turns_of_the_classes():
-    """Ten classes, 20 clients: of 100 images five each, cut from ten; of 10,000 images 500 each; without classes just the share."""
+    """Ten classes, 20 clients: five of 100 images each, from ten drawn; 500 of 10,000; without classes, only the share."""
     labelled = toy_recipe(model=DigitsUnet(side=8, channels=1, classes=10), clients=20)
     for arch, n, drawn in ((labelled.model, 100, 10), (labelled.model, 10_000, 500), (ToyUnet(), 100, 5)):
         evaluate = Evaluate(grid=0, metrics=(ToyBrightness(n=n),), personal="pooled")

@@ -1,4 +1,4 @@
-"""A saved model, opened by diffusers in a process that never imports effuse, draws what `effuse sample` drew."""
+"""A saved model, opened by diffusers in a process without effuse, draws the same images as `effuse sample`."""
 
 import json
 import subprocess
@@ -39,9 +39,8 @@ def {name}(folder, path, steps):
         drawn.append((images * 255).round().astype(np.uint8))
     return drawn
 """
-CLIPPED = UNCONDITIONAL.replace(
-    'output_type="np"', 'use_clipped_model_output=True, output_type="np"'
-)  # as docs/runs.md says
+# as in docs/runs.md
+CLIPPED = UNCONDITIONAL.replace('output_type="np"', 'use_clipped_model_output=True, output_type="np"')
 # what a class-conditional model needs: its two parts and a plain loop
 CONDITIONAL = """
 def {name}(folder, path, steps):
@@ -66,7 +65,8 @@ COMPARE = """
 found = []
 for name, folder, path, steps in json.loads(sys.argv[1]):
     drawn, made = np.concatenate(globals()[name](folder, path, steps)), np.load(path)["images"]
-    found.append({"same": bool((drawn == made).all()), "most": int(abs(drawn.astype(int) - made).max()), "spread": float(made.std())})
+    most = int(abs(drawn.astype(int) - made).max())
+    found.append({"same": bool((drawn == made).all()), "most": most, "spread": float(made.std())})
 assert "effuse" not in sys.modules
 print(json.dumps(found))
 """
@@ -90,7 +90,7 @@ CASES = {
 
 
 def drawn_by_effuse(case: str, folder: Path) -> list:
-    """A model of the case, and images by `effuse sample`; the model's folder and the images' file with how to draw them elsewhere."""
+    """Draw images of a case with `effuse sample`; returns the arguments with which diffusers draws the same."""
     conditional, task, sampler, steps, way = CASES[case]
     recipe = toy_recipe(
         data=ToyImages(side=8),
@@ -111,7 +111,7 @@ def drawn_by_effuse(case: str, folder: Path) -> list:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> dict[str, dict]:
-    """What one process without effuse makes of all cases."""
+    """The comparisons of all cases, made by one process without effuse."""
     asked = [drawn_by_effuse(case, tmp_path_factory.mktemp("case")) for case in CASES]
     script = HEAD + "".join(source.replace("{name}", way) for way, source in WAYS.items()) + COMPARE
     command = [sys.executable, "-c", script, json.dumps(asked)]

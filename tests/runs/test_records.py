@@ -1,4 +1,4 @@
-"""result.json and rounds.jsonl as values: the same bytes again, whichever version wrote them."""
+"""result.json and rounds.jsonl as values: reading and writing gives the same bytes, for files of every version."""
 
 import dataclasses
 import json
@@ -38,8 +38,8 @@ def test_every_committed_round_is_read_and_written_alike():
             assert json.dumps(RoundRecord.from_json(json.loads(line), str(file)).to_json()) == line, file
 
 
-def test_what_is_not_there_is_left_out_and_the_order_is_kept():
-    """A loss of None is written, since nobody reported one; notes, metrics and a GPU's memory are not."""
+def test_optional_fields_are_left_out_and_the_order_is_fixed():
+    """A loss of None is written, because the field has no default; absent notes, metrics and GPU memory are not."""
     assert [*ROUND.to_json()] == [*KEYS, "traffic"] and ROUND.to_json()["loss"] is None
     full = dataclasses.replace(ROUND, at_a_time=2, gpu_bytes=5, noted={"a": [1]}, metrics={})
     assert [*full.to_json()] == [*KEYS, "at_a_time", "gpu_bytes", "noted", "metrics", "traffic"]
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_left_out_and_the_order_is_kept():
 
 
 def test_a_measurement_keeps_what_it_has():
-    """One of a model, and the mean over three clients with its spread."""
+    """A measurement of one model, and a mean over clients with its spread."""
     one, mean = Measurement(1, {"n": 5}), Measurement(2.0, {}, "few", std=0.5, clients=[1.5, 2.5])
     base = {"weights_sha256": "0", "rounds": 1, "parameters": 1, "images": 1, "seconds": 1}
     result = Result(**base, metrics={"a": one, "b": mean}, traffic=TRAFFIC)
@@ -67,7 +67,7 @@ def test_a_measurement_keeps_what_it_has():
 
 
 def test_older_and_newer_files_are_read():
-    """The first releases counted no evaluations and no figures; what a later one adds is ignored."""
+    """The first releases had no evaluations and no figures; fields of later releases are ignored."""
     old = {k: v for k, v in ROUND.to_json().items() if k != "evaluations"}
     assert RoundRecord.from_json(old, "here") == RoundRecord.from_json(old | {"new": 1}, "here") == ROUND
 
@@ -80,10 +80,10 @@ def test_older_and_newer_files_are_read():
         ([], "runs/a/rounds.jsonl: expected keys and values, not list"),
     ],
 )
-def test_what_is_damaged_is_told(found, words):
-    with pytest.raises(RunError) as told:
+def test_damaged_records_are_reported(found, words):
+    with pytest.raises(RunError) as error:
         RoundRecord.from_json(found, "runs/a/rounds.jsonl")
-    assert str(told.value).startswith(words)
+    assert str(error.value).startswith(words)
 
 
 def test_a_run_gives_what_its_folder_holds(tmp_path):

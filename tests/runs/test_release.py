@@ -16,7 +16,7 @@ def digest_of(monkeypatch, package: Path) -> str:
 
 
 def test_a_source_is_known_by_its_files(tmp_path, monkeypatch):
-    """The same files elsewhere are the same source, compiled leftovers or not; a comment more, or a file renamed (in its place of the order), is another."""
+    """Copies and compiled files do not change the digest; a comment or a renamed file does."""
     here = digest_of(monkeypatch, Path(effuse.__file__).parent)
     copy = tmp_path / "elsewhere"
     shutil.copytree(Path(effuse.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))

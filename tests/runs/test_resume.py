@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends as if nothing had happened."""
+"""A run that is killed and resumed ends in the same result as an undisturbed one."""
 
 import dataclasses
 import json
@@ -59,41 +59,41 @@ RECIPES = {
     "clipped": toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2, aggregate=Clipped(norm=0.05)), rounds=4),
     "centralised": toy_recipe(algorithm=Centralised(local=Adam(lr=1e-2, batch=8, steps=3, ema=0.9, state="kept")), rounds=4),
 }
-# where the process dies: (recipe, what it was doing, for the how-manieth time)
+# where the process is killed: (recipe, event, how many times it happened)
 DEATHS = [
     ("stateful", "fit", 1),  # in the first round, before any checkpoint
     ("stateful", "fit", 4),  # one client of the round has replied and written its state
     ("stateful", "fit", 8),
-    ("stateful", "sync", 2),  # a checkpoint waits for the disk to take the states that it names
+    ("stateful", "sync", 2),  # before a checkpoint, the states that it names are being synced to disk
     ("stateful", "rename", 3),
-    ("stateful", "renamed", 4),  # a client's new state is there, its reply was never taken
+    ("stateful", "renamed", 4),  # a client's new state is on disk, its reply was not accepted
     ("stateful", "checkpoint", 1),  # half of a checkpoint is on disk
     ("stateful", "checkpoint", 3),
-    ("stateful", "checkpointed", 2),  # a checkpoint is there, the round after it has not begun
+    ("stateful", "checkpointed", 2),  # a checkpoint is on disk, the next round has not begun
     ("stateful", "line", 2),  # half a line of rounds.jsonl
     ("stateful", "lined", 3),  # the line is whole, its checkpoint is missing
-    ("stateful", "result", 1),  # all is done but the result
+    ("stateful", "result", 1),  # only the result is missing
     ("local only", "fit", 5),
     ("local only", "checkpoint", 2),
-    ("udec", "fit", 4),  # a client that was met in this very round: it must be sent the whole model again
+    ("udec", "fit", 4),  # a client in its first round: it must be sent the whole model again
     ("udec", "renamed", 5),
     ("udec", "checkpoint", 2),
     ("sent once", "fit", 4),  # one client of the round has answered with a guide: it must be sent that again
     ("sent once", "checkpointed", 1),
     ("median", "fit", 4),
     ("clipped", "checkpoint", 2),
-    ("fedphd", "renamed", 2),  # one client has told its histogram and kept it, the others have not
-    ("fedphd", "fit", 4),  # the last client before the cut has trained
-    ("fedphd", "checkpoint", 3),  # the cut is made, its checkpoint half written
-    ("fedphd", "checkpointed", 3),  # the checkpoint holds the cut network, clients the moments of the wider one
-    ("fedphd", "fit", 5),  # the first client after the cut
+    ("fedphd", "renamed", 2),  # one client has sent and saved its histogram, the others have not
+    ("fedphd", "fit", 4),  # the last client before pruning has trained
+    ("fedphd", "checkpoint", 3),  # the network is pruned, its checkpoint half written
+    ("fedphd", "checkpointed", 3),  # the checkpoint holds the pruned network, clients hold the moments of the wider one
+    ("fedphd", "fit", 5),  # the first client after pruning
     ("fedphd", "renamed", 8),
     ("scaffold", "fit", 4),  # a client's variate is written, its reply not yet taken
     ("scaffold", "checkpoint", 2),
     ("mofedsam", "fit", 4),
     ("fedddpm+", "fit", 1),  # during the first warm-up
-    ("fedddpm+", "renamed", 4),  # the second warm-up model is kept
-    ("fedddpm+", "renamed", 5),  # and uploaded: its client has it no more
+    ("fedddpm+", "renamed", 4),  # the second warm-up model is saved
+    ("fedddpm+", "renamed", 5),  # and uploaded: its client has deleted it
     ("fedddpm+", "drawing", 1),  # during synthesis
     ("fedddpm+", "checkpoint", 2),  # at the end of a synthesis
     ("fedddpm+", "fit", 3),  # the warm-up of the third client
@@ -103,21 +103,21 @@ DEATHS = [
     ("fedddpm+", "checkpoint", 9),  # after it
     ("fedddpm", "drawing", 3),
     ("fedddpm", "fit", 7),  # in the first round's correction
-    ("fedddpm", "fit", 11),  # in the second's, whose optimiser was kept
+    ("fedddpm", "fit", 11),  # in the second's, whose optimiser state was saved
     ("localaug", "renamed", 8),  # a client has its share
     ("localaug", "checkpoint", 7),  # sharing is over
     ("localaug", "fit", 5),
     ("two tasks", "fit", 3),  # a client has trained one of its two networks
     ("two tasks", "renamed", 4),
     ("two tasks", "checkpoint", 2),
-    ("averaging", "fit", 8),  # its gradient is looked at
+    ("averaging", "fit", 8),  # its gradient is reported
     ("centralised", "fit", 3),
     ("centralised", "checkpoint", 3),
 ]
 
 
 class Fate:
-    """Kills this process the n-th time that something happens."""
+    """Kills this process when an event happens for the n-th time."""
 
     def __init__(self, monkeypatch, event: str, n: int) -> None:
         self.left = n
@@ -143,7 +143,7 @@ class Fate:
             self.strike(event == "rename" and not checkpoint)
             if event == "checkpoint" and checkpoint and self.left == 1:
                 os.truncate(old, os.path.getsize(old) // 2)
-                rename(old, str(old) + ".half")  # the unfinished file stays behind under a name of its own
+                rename(old, str(old) + ".half")  # leave the unfinished file under another name
             self.strike(event == "checkpoint" and checkpoint)
             rename(old, new)
             self.strike(event == "renamed" and not checkpoint)
@@ -194,12 +194,12 @@ def killed_run(recipe, folder, monkeypatch, event, n, action=run) -> None:
 
 
 def lines(folder):
-    """rounds.jsonl, times aside."""
+    """rounds.jsonl without times."""
     return [{k: v for k, v in record.to_json().items() if k != "seconds"} for record in RunFolder(folder).records()]
 
 
 def average(folder) -> dict[str, bytes]:
-    """The files of the average over rounds, where one is kept."""
+    """The files of the average over rounds, if there is one."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("model-ema/**/*")) if p.is_file()}
 
 
@@ -210,7 +210,7 @@ def checkpoint_every_round(monkeypatch):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The result, the average over rounds, and the lines of each recipe's quiet run."""
+    """The result, the average over rounds, and the lines of an undisturbed run of each recipe."""
     known = {}
 
     def get(name):
@@ -233,8 +233,8 @@ def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
     assert result.traffic == quiet.traffic and result.metrics == quiet.metrics and result.images == quiet.images
 
 
-def test_an_average_begins_anew_when_the_network_is_cut(tmp_path):
-    """Five federated rounds, cut at the end of the third: its model and those of the two after it are three; two came before."""
+def test_an_average_restarts_when_the_network_is_pruned(tmp_path):
+    """Five federated rounds, pruned at the end of the third: the average has three models, from rounds three to five."""
     run(RECIPES["fedphd"].changed(["rounds=5", "algorithm.R_s=3"]), tmp_path / "run")
     assert RunFolder(tmp_path / "run").load_checkpoint().averaged == 3
 
@@ -248,7 +248,7 @@ def test_killed_twice(tmp_path, monkeypatch, undisturbed):
 
 
 def test_a_checkpoint_names_only_states_that_the_disk_holds(tmp_path, monkeypatch):
-    """Client states are not waited for one by one, but before a checkpoint names them, file and folder are on disk."""
+    """Before a checkpoint names client states, their files and folders are synced to disk."""
     held: dict[str, int] = {}
     sync, save = os.fsync, RunFolder.save_checkpoint
 
@@ -272,7 +272,7 @@ def test_a_checkpoint_names_only_states_that_the_disk_holds(tmp_path, monkeypatc
 
 
 def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
-    """Only the first round is checkpointed; the states that it names must outlive three more rounds."""
+    """Only the first round is checkpointed; the states that it names must remain for three more rounds."""
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 0.0)
     quiet, _, quiet_lines = undisturbed("stateful")
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "fit", 8)
@@ -285,10 +285,10 @@ def test_resuming_a_finished_run_gives_its_result(tmp_path):
     observer = Observer()
     observer.said = (words := []).append
     assert resume(tmp_path / "run", observer=observer) == first
-    assert words == [f"{tmp_path / 'run'} is finished; nothing was left to do"]
+    assert words == [f"{tmp_path / 'run'} is already finished"]
     manifest = tmp_path / "run" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"device": "cpu"', '"device": "gone"'))
-    assert resume(tmp_path / "run") == first, "also where there is no such device as it ran on"
+    assert resume(tmp_path / "run") == first, "even without the device on which it ran"
 
 
 def test_old_states_and_checkpoints_are_dropped(tmp_path):
@@ -298,7 +298,7 @@ def test_old_states_and_checkpoints_are_dropped(tmp_path):
         assert len(list(client.iterdir())) <= 2, "a client keeps the accepted state and the one before it"
 
 
-def test_a_lost_client_folder_is_told(tmp_path, monkeypatch):
+def test_a_lost_client_folder_is_reported(tmp_path, monkeypatch):
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "checkpointed", 3)
     for file in (tmp_path / "run" / "clients").rglob("*.state"):
         file.unlink()
@@ -306,7 +306,7 @@ def test_a_lost_client_folder_is_told(tmp_path, monkeypatch):
         resume(tmp_path / "run")
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_reported(tmp_path, monkeypatch):
     killed_run(RECIPES["centralised"], tmp_path / "run", monkeypatch, "checkpointed", 3)
     newest = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:-10])
@@ -314,27 +314,27 @@ def test_a_damaged_checkpoint_is_told(tmp_path, monkeypatch):
         resume(tmp_path / "run")
 
 
-def test_a_checkpoint_of_a_version_whose_algorithm_kept_another_state_is_told(tmp_path, monkeypatch):
-    """A SCAFFOLD that kept no more than a model, without the server's variate."""
+def test_a_checkpoint_with_another_kind_of_state_is_refused(tmp_path, monkeypatch):
+    """The checkpoint of a SCAFFOLD whose server had a model but no variate."""
     killed_run(RECIPES["scaffold"], tmp_path / "run", monkeypatch, "checkpointed", 2)
     folder = RunFolder(tmp_path / "run")
     saved = folder.load_checkpoint()
     folder.save_checkpoint(dataclasses.replace(saved, server=Server(saved.server.model)))
     with pytest.raises(
-        RunError, match="holds a Server, and scaffold now works on a ScaffoldServer; finish it with the version"
+        RunError, match="holds a Server, but scaffold now needs a ScaffoldServer; finish it with the version"
     ):
         resume(tmp_path / "run")
 
 
-def test_what_a_killed_write_left_behind_is_swept(tmp_path, monkeypatch, undisturbed):
+def test_partial_files_of_a_killed_write_are_deleted(tmp_path, monkeypatch, undisturbed):
     killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "rename", 3)
-    assert list((tmp_path / "run").rglob("*.partial")), "the process died in the middle of a write"
+    assert list((tmp_path / "run").rglob("*.partial")), "the process was killed in the middle of a write"
     assert resume(tmp_path / "run").weights_sha256 == undisturbed("stateful")[0].weights_sha256
     assert not list((tmp_path / "run").rglob("*.partial"))
 
 
 def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
-    """Another process may look at a run while a round's line is on its way to the file."""
+    """Another process may read a run while a round's line is being written."""
     folder = RunFolder(tmp_path / "run")
     run(RECIPES["centralised"], tmp_path / "run")
     before = folder.records()
@@ -346,7 +346,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
 
 def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
     run(toy_recipe(), tmp_path / "run")
-    with pytest.raises(RunError, match="already holds a run; choose another --out, or go on with `effuse resume"):
+    with pytest.raises(RunError, match="already holds a run; choose another --out, or continue it with `effuse resume"):
         run(toy_recipe(), tmp_path / "run")
 
 

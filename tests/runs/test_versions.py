@@ -1,6 +1,7 @@
-"""Runs of other versions: finished ones open, and what cannot be read any more is refused with the version that can.
+"""Runs of other versions: finished ones open; unreadable ones are refused in a sentence that names their version.
 
-`tests/saved/0.1.0` was written by effuse 0.1.0 (06baa4f): the digits, two clients, a round of one step, a network of 4,101 parameters.
+`tests/saved/0.1.0` was written by effuse 0.1.0 (06baa4f): the digits, two clients, a round of one step, and a network of
+4,101 parameters.
 """
 
 import json
@@ -25,7 +26,10 @@ from effuse.transport.state import Snapshots, pack_state
 
 SAVED = Path(__file__).parents[1] / "saved" / "0.1.0"
 OURS = re.escape(effuse.__version__)
-REFUSED = rf"was saved by effuse 0\.1\.0 or older, and this is effuse {OURS}, which cannot read it; use that version for this run, or start a new one"
+REFUSED = (
+    rf"was saved by effuse 0\.1\.0 or older, and this is effuse {OURS}, which cannot read it; "
+    "use that version for this run, or start a new one"
+)
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def test_a_finished_run_of_an_older_version_is_measured_again(old):
 
 
 def test_a_finished_run_of_an_older_version_is_pruned_and_repeated(old, tmp_path):
-    """A ratio of nought removes nothing; the manifest repeats the training to the bit."""
+    """A ratio of 0 removes nothing; the manifest repeats the training bit by bit."""
     pruned = prune_run(old / "fedavg", 0.0, tmp_path / "small", settings=["evaluate.metrics=[]"], device="cpu")
     assert pruned["after"]["parameters"] == pruned["before"]["parameters"]
     again = driver.run(effuse.recipe(str(old / "fedavg" / "manifest.json")), tmp_path / "again")
@@ -63,7 +67,7 @@ def test_a_finished_run_of_an_older_version_is_pruned_and_repeated(old, tmp_path
 
 
 def test_an_unfinished_run_of_an_older_version_is_refused(old, monkeypatch):
-    """Before data is loaded: its messages have other names now."""
+    """Before data is loaded; its messages had other names."""
     monkeypatch.setattr(driver, "_loaded", lambda recipe: pytest.fail("loaded data"))
     before = {p: p.read_bytes() for p in begun(old / "fedavg").rglob("*") if p.is_file() and p.name != ".lock"}
     with pytest.raises(RunError, match=rf"checkpoints/000001.safetensors {REFUSED}"):
@@ -101,7 +105,7 @@ def test_the_sentence_names_the_version_that_a_header_tells(tmp_path, monkeypatc
 
 
 def test_marks_are_read_without_what_they_mark():
-    """The header stands before the tensors, so that the beginning of a large file is enough; a value reads as without marks."""
+    """The header precedes the tensors, so the start of a large file is enough; marks do not change the value."""
     blob = encode(ADAM.lr, float, marks={"format": "9"})
     size = 8 + int.from_bytes(blob[:8], "little")
     assert marks_in(blob[:size]) == marks_in(blob) == {"format": "9"} and decode(blob, float) == ADAM.lr
@@ -112,7 +116,7 @@ def test_marks_are_read_without_what_they_mark():
             marks_in(damaged)
 
 
-def test_a_damaged_header_is_told(tmp_path):
+def test_a_damaged_header_is_reported(tmp_path):
     driver.run(toy_recipe(), tmp_path / "run")
     (file,) = (begun(tmp_path / "run") / "checkpoints").iterdir()
     file.write_bytes(b"\xff" * 100)

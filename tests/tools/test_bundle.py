@@ -1,4 +1,4 @@
-"""The bundle's plan and its launcher; `make test-bundle` packs and runs real ones, which takes downloads."""
+"""The bundle's contents and launcher; `make test-bundle` packs and runs real bundles, which needs downloads."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ def test_wheels_are_those_of_the_target(python):
 
 
 def started(tmp_path, python: str, versions: dict[str, str]) -> subprocess.CompletedProcess:
-    """Start a bundle whose effuse only says hello, on a machine that has these packages and nothing else."""
+    """Start a bundle whose effuse prints hello, on a machine with only these packages."""
     (tmp_path / "lib" / "effuse").mkdir(parents=True)
     (tmp_path / "lib" / "effuse" / "__init__.py").write_text("")
     (tmp_path / "lib" / "effuse" / "cli.py").write_text("def main():\n    print('hello')\n")
@@ -63,7 +63,7 @@ def test_the_launcher_starts_effuse(tmp_path, torch):
     ("python", "versions", "words"),
     [
         ("3.99", {}, f"this bundle is for Python 3.99, not {OURS}; use python3.99, or `make bundle PYTHON={OURS}`"),
-        (OURS, {"torch": "2.11"}, "this bundle expects numpy on the machine, which has none"),
+        (OURS, {"torch": "2.11"}, "this bundle needs numpy on the machine; install it"),
         (OURS, {"torch": "2.9.1", "numpy": "2.1"}, "this bundle needs torch 2.11 or newer, not 2.9.1; install one"),
     ],
 )
@@ -76,6 +76,6 @@ def test_the_launcher_refuses_in_a_sentence(tmp_path, python, versions, words):
 def test_a_folder_that_is_no_bundle_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "thesis.tex").write_text("years of work")
     monkeypatch.setattr(sys, "argv", ["bundle.py", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="there is something else than a bundle in it; name a new folder"):
+    with pytest.raises(SystemExit, match="this folder is not a bundle; name a new folder"):
         bundle.main()
     assert (tmp_path / "thesis.tex").read_text() == "years of work"

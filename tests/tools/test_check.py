@@ -1,4 +1,4 @@
-"""`effuse check` is exact: the oracles of the published methods, and every run's own ledger."""
+"""`effuse check` is exact: it matches the published numbers and the ledger of every run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Curves of the runs in a folder: sums up to every round, and metrics where a run was looked at."""
+"""Curves of the runs in a folder: sums up to every round, and the metrics of evaluated rounds."""
 
 import csv
 import importlib.util
@@ -26,15 +26,15 @@ found.loader.exec_module(curves)
 
 
 def line(federated: int, phase: str = "federate", **rest) -> dict:
-    """A round of ten images, half a second, seven bytes; three seconds with what was written and looked at."""
-    told = {"t": 0, "phase": phase, "federated": federated, "loss": 0.5, "images": 10}
+    """A round of ten images, half a second and seven bytes; three seconds with evaluation and checkpoint."""
+    record = {"t": 0, "phase": phase, "federated": federated, "loss": 0.5, "images": 10}
     return (
-        told | {"seconds": {"round": 0.5, "total": 3.0}, "traffic": traffic(bytes={"up": 3, "down": 4, "total": 7})} | rest
+        record | {"seconds": {"round": 0.5, "total": 3.0}, "traffic": traffic(bytes={"up": 3, "down": 4, "total": 7})} | rest
     )
 
 
 def traffic(**passed) -> dict:
-    """Nothing, but for what is told."""
+    """Traffic with the given sums, and otherwise zeros."""
     nothing = dict.fromkeys(("parameters", "bytes", "wire_bytes", "messages"), {"up": 0, "down": 0, "total": 0})
     return nothing | {"links": {}} | passed
 
@@ -53,7 +53,8 @@ def test_sums_and_metrics(tmp_path):
     (tmp_path / "table.json").write_text("{}")
     with open(tmp_path / "out.csv", "w") as file:
         curves.write(curves.rows_in(tmp_path), file)
-    rows = list(csv.reader(open(tmp_path / "out.csv")))
+    with open(tmp_path / "out.csv") as file:
+        rows = list(csv.reader(file))
     assert rows == [
         ["cell", "round", "phase", "images", "loss", "seconds", "bytes", "fid", "mix"],
         ["a", "1", "federate", "10", "0.5", "0.5", "7", "20.0", ""],
@@ -69,7 +70,7 @@ def test_a_curve_has_two_points_or_more(tmp_path):
     assert list(curves.curves(curves.rows_in(tmp_path), "fid")) == [("b", [2, 2], [9.0, 8.0])]
 
 
-def test_what_came_before_federation_is_on_no_curve(tmp_path):
+def test_warm_up_is_not_on_a_curve(tmp_path):
     """A warm-up's loss of 3 comes before the two rounds' losses of 2 and 1."""
     written(tmp_path / "a", line(0, "warm-up", loss=3.0), line(1, loss=2.0), line(2, loss=1.0))
     assert list(curves.curves(curves.rows_in(tmp_path), "loss")) == [("a", [1, 2], [2.0, 1.0])]
@@ -82,11 +83,11 @@ def test_cells_are_picked_by_a_pattern(tmp_path):
     asked = subprocess.run(
         [sys.executable, str(TOOL), str(tmp_path), "--cells", "*-2"], capture_output=True, text=True, timeout=120
     )
-    assert asked.returncode == 1 and "no run in it called *-2 has a round" in asked.stderr
+    assert asked.returncode == 1 and "no run called *-2 with a finished round" in asked.stderr
 
 
-def test_a_cell_that_took_over_a_training_has_its_result(tmp_path):
-    """Its rounds were looked at by another; what a round's own line says is not replaced."""
+def test_a_cell_with_copied_rounds_has_its_own_result(tmp_path):
+    """Its rounds have no metrics, so the last one takes those of the result; metrics of a round are not replaced."""
     result = {"weights_sha256": "0", "metrics": {"fid": {"value": 4.0, "protocol": {}}}, "rounds": 2, "traffic": traffic()}
     result |= {"parameters": 1, "images": 20, "seconds": 6.0}
     written(tmp_path / "taken", line(1), line(2), **result)
@@ -95,7 +96,7 @@ def test_a_cell_that_took_over_a_training_has_its_result(tmp_path):
 
 
 def test_the_curves_of_real_runs(tmp_path):
-    """Two clients, four images, two rounds: 8 images; a weight of four bytes to each of them and back, a round: 16, then 32 bytes."""
+    """Two clients with two images each: 4, then 8 images; four bytes each way per client: 16, then 32 bytes."""
     step = SGD(lr=0.25, batch=4, epochs=1)
     run(one_weight_recipe(FedAvg(local=step), rounds=2), tmp_path / "runs" / "plain")
     looked = Evaluate(grid=0, every=1, metrics=(FID(n=20, encoder=Pixels(side=2)),))
@@ -103,7 +104,8 @@ def test_the_curves_of_real_runs(tmp_path):
     files = [tmp_path / "c.csv", tmp_path / "c.png"]
     command = [sys.executable, str(TOOL), str(tmp_path / "runs"), "--csv", str(files[0]), "--png", str(files[1])]
     subprocess.run([*command, "--metric", "fid_pixels"], check=True, timeout=120)
-    rows = list(csv.DictReader(open(files[0])))
+    with open(files[0]) as file:
+        rows = list(csv.DictReader(file))
     assert [(r["cell"], r["round"]) for r in rows] == [("plain", "1"), ("plain", "2"), ("seen", "1"), ("seen", "2")]
     assert [(r["images"], r["bytes"]) for r in rows[:2]] == [("4", "16"), ("8", "32")]
     assert (
@@ -115,11 +117,11 @@ def test_the_curves_of_real_runs(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ((), "no run in it has a round"),
-        ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run was looked at twice by it; there are mix, loss"),
+        ((), "no run with a finished round"),
+        ((line(1, metrics={"mix": 1.0}),), "--metric fid: no run has two values of it; valid: mix, loss"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(tmp_path, lines, words):
+def test_missing_data_is_reported(tmp_path, lines, words):
     written(tmp_path / "runs" / "a", *lines)
     command = [sys.executable, str(TOOL), str(tmp_path / "runs"), "--png", str(tmp_path / "c.png")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

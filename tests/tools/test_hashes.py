@@ -1,4 +1,4 @@
-"""Comparing two checkouts: runs that are equal, and runs that differ in one bit of each part that is compared."""
+"""Comparing two checkouts: equal runs, and runs that differ in one bit of a compared part."""
 
 import argparse
 import importlib.util
@@ -25,7 +25,7 @@ found.loader.exec_module(hashes)
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run whose clients keep a message and a model's parameters."""
+    """A run whose client state holds a message and a model's parameters."""
     folder = tmp_path_factory.mktemp("hashes") / "run"
     recipe = toy_recipe(algorithm=ToyStateful(local=ADAM)).changed(list(hashes.TOY))
     effuse.run(recipe, out=folder)
@@ -48,12 +48,12 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def parts(told: list[str]) -> list[str]:
-    return [line.partition(":")[0] for line in told]
+def parts(lines: list[str]) -> list[str]:
+    return [line.partition(":")[0] for line in lines]
 
 
 def test_a_run_equals_its_copy_in_parts_that_hold_something(pair):
-    """ToyUnet has three layers of a weight and a bias: six tensors. Each of the three clients keeps them, too."""
+    """ToyUnet has three layers with weight and bias: six tensors, which each of the three clients also stores."""
     assert hashes.differences(*pair) == []
     contents = hashes.contents(pair[0])
     assert len(contents["weights"]) == 6 and len(contents["grids"]) == 1 and len(contents["drawn"]) == 1
@@ -71,22 +71,22 @@ def test_one_bit_of_a_weight(pair):
 
 
 def test_a_buffer_that_the_digest_of_weights_leaves_out(pair):
-    """One more tensor in the file: weights_sha256 does not know it, the comparison does."""
+    """An additional tensor in the file: weights_sha256 ignores it, the comparison does not."""
     weights = next((pair[1] / "model").glob("*.safetensors"))
     save_file(load_file(weights) | {"count": torch.tensor(3)}, weights)
-    (told,) = hashes.differences(*pair)
-    assert told.startswith("weights: ") and "count only in NEW" in told
+    (line,) = hashes.differences(*pair)
+    assert line.startswith("weights: ") and "count only in NEW" in line
 
 
 def changed_state(run: Path, client: int, **values) -> None:
-    """Write values into what a client keeps."""
+    """Change values of a client's state."""
     file = hashes.newest(run / "clients" / str(client), ".state")[0]
     state = unpack_state(file.read_bytes())
     file.write_bytes(pack_state(state | {key: change(state[key]) for key, change in values.items()}))
 
 
-def test_one_bit_of_what_a_client_keeps(pair):
-    """The lowest bit of one number of client 1's six tensors: one value goes and another comes."""
+def test_one_bit_of_a_clients_state(pair):
+    """The lowest bit of a number in client 1's six tensors: one value is removed, another is added."""
 
     def flipped(params: Params) -> Params:
         first, *rest = params.tensors
@@ -98,14 +98,14 @@ def test_one_bit_of_what_a_client_keeps(pair):
     assert hashes.differences(*pair) == ["clients: 1: 1 values only in OLD, 1 only in NEW"]
 
 
-def test_a_plain_value_that_a_client_keeps(pair):
+def test_a_plain_value_of_a_clients_state(pair):
     """A client visited four times: 4 -> 5."""
     changed_state(pair[1], 0, diary=lambda diary: Diary(diary.visits + 1, diary.seen))
     assert hashes.differences(*pair) == ["clients: 0: 1 values only in OLD, 1 only in NEW"]
 
 
 def test_names_of_messages_and_keys_may_change(pair):
-    """The same state under other names, as long as the old ones so that the file stays whole."""
+    """The same state under other names of the same length, so that the file stays valid."""
     for file in pair[1].glob("clients/*/*.state"):
         blob = file.read_bytes()
         assert blob.count(b"toy.Diary") == 2 and blob.count(b"visits") == 1
@@ -121,7 +121,7 @@ def test_a_client_that_has_lost_its_state(pair):
 
 
 def test_only_the_newest_state_counts(pair):
-    """How many older snapshots are left depends on when checkpoints were written; round 10 is later than round 9."""
+    """The number of older snapshots depends on the timing of checkpoints; round 10 is later than round 9."""
     clients = pair[1] / "clients" / "0"
     (clients / "0_0.state").write_bytes(b"older")
     assert hashes.differences(*pair) == []
@@ -176,7 +176,7 @@ def test_nothing_is_not_equal_to_nothing(pair):
 
 
 class Done:
-    """A side whose runs are there."""
+    """A side with finished runs."""
 
     def __init__(self, folder: Path, ends: dict[str, str]) -> None:
         self.folder, self.ends = folder, ends
@@ -229,7 +229,7 @@ def test_an_expected_difference_must_be_there(sides, capsys):
 
 
 def test_what_only_one_side_can_do(sides, capsys):
-    """A failure and a run that NEW has lost are wrong; a run that only NEW has is told."""
+    """A failure and a run missing in NEW are wrong; a run only in NEW is listed."""
     old, new = sides
     new.ends = {"a": "failed: boom", "c": hashes.OK, "d": hashes.OK}
     assert compared(sides) == 1
@@ -239,7 +239,7 @@ def test_what_only_one_side_can_do(sides, capsys):
 
 
 def test_a_checkout_is_run_once_per_source(tmp_path):
-    """A side does a real run, finds it again, and does it reset_for after a change of the source."""
+    """A side does a real run, reuses it, and repeats it after a change of the source."""
     run = hashes.Run("algorithm", "fedprox")
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("__pycache__"))

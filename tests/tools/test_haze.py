@@ -1,4 +1,4 @@
-"""Haze: a grid is read back as it was written, and what lies at its images' borders is put on others."""
+"""Haze: a grid is read back as it was written, and the haze of its borders is added to other images."""
 
 import importlib.util
 from pathlib import Path
@@ -23,11 +23,11 @@ def test_a_grid_is_read_back():
     assert (haze.tiles(picture[..., 0]) == written).all()
 
 
-def test_what_is_no_grid_is_refused_in_a_sentence(tmp_path):
+def test_other_pictures_are_refused_in_a_sentence(tmp_path):
     Image.fromarray(np.zeros((30, 61), np.uint8)).save(tmp_path / "other.png")
     (tmp_path / "words.png").write_text("no picture")
     for name, words in (
-        ("other.png", "61x30 pixels are no grid"),
+        ("other.png", "61x30 pixels are not a grid"),
         ("words.png", "no picture"),
         ("none.png", "No such file"),
     ):
@@ -37,8 +37,8 @@ def test_what_is_no_grid_is_refused_in_a_sentence(tmp_path):
     assert haze.opened(tmp_path / "two.png").shape == (2, 28, 28)
 
 
-def test_borders_are_what_is_outside_of_the_middle():
-    """28 x 28 less the 22 x 22 in the middle: 300 pixels."""
+def test_borders_are_the_pixels_outside_of_the_middle():
+    """28 x 28 without the 22 x 22 in the middle: 300 pixels."""
     images = np.zeros((2, 28, 28), np.uint8)
     images[1, 3:-3, 3:-3] = 255
     assert haze.borders(images).shape == (2, 300) and not haze.borders(images).any()
@@ -47,7 +47,7 @@ def test_borders_are_what_is_outside_of_the_middle():
 
 
 def test_a_haze_is_added_and_never_wraps():
-    """A border of 20 everywhere: black becomes 20, white stays white; one of two values leaves both of them."""
+    """A border of 20 turns black into 20 and leaves white; a border of two values adds both."""
     images = np.stack([np.zeros((28, 28)), np.full((28, 28), 250)]).astype(np.uint8)
     grey = haze.hazed(images, np.full((1, 300), 20, np.uint8), np.random.default_rng(0))
     assert (grey[0] == 20).all() and (grey[1] == 255).all()

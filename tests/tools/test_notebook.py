@@ -1,4 +1,4 @@
-"""The same from Python: what the command line does, in functions."""
+"""The Python functions that correspond to the commands."""
 
 import pydoc
 import re
@@ -12,7 +12,7 @@ import effuse
 from effuse.tools.check import check
 
 
-def test_help_shows_the_functions_that_one_needs():
+def test_help_shows_the_public_functions():
     page = pydoc.plain(pydoc.render_doc(effuse))
     named = set(re.findall(r"effuse\.(\w+)\(", effuse.__doc__))
     assert named == {"Display", "check", "load", "recipe", "resume", "run"} == set(effuse.__all__)
@@ -31,7 +31,7 @@ def test_a_recipe_is_found_changed_and_rehearsed():
     assert effuse.check("demo", rounds=1)["recipe"] == "demo"
 
 
-def test_a_run_is_shown_where_that_is_wanted_and_resumed(tmp_path, capsys):
+def test_a_run_is_displayed_on_request_and_resumed(tmp_path, capsys):
     run = effuse.run(toy_recipe(), out=tmp_path / "run", rounds=2)
     assert capsys.readouterr().out == ""
     shown = effuse.run(toy_recipe(), out=tmp_path / "shown", rounds=2, observer=effuse.Display())
@@ -41,7 +41,7 @@ def test_a_run_is_shown_where_that_is_wanted_and_resumed(tmp_path, capsys):
     assert run.weights_sha256 == shown.weights_sha256 == again.weights_sha256 and again.path == run.path
 
 
-def test_a_display_is_put_away_when_a_run_fails(tmp_path):
+def test_a_display_ends_when_a_run_fails(tmp_path):
     closed = []
 
     class Shown(effuse.Display):

@@ -1,4 +1,4 @@
-"""A run is packed, carried and unpacked, and goes on to the weights that it would have had."""
+"""A run that is packed, moved, unpacked and resumed ends in the same weights."""
 
 import json
 import shutil
@@ -18,11 +18,11 @@ KEPT = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
 
 
 class Killed(Exception):
-    """What a machine that is given back does to a run."""
+    """Interrupts a run, as when its machine is given back."""
 
 
 class Reaper(Observer):
-    """Ends a run after so many rounds."""
+    """Interrupts a run after some rounds."""
 
     def __init__(self, rounds: int) -> None:
         self.left = rounds
@@ -35,7 +35,7 @@ class Reaper(Observer):
 
 
 def half(path, rounds=2):
-    """A run of four rounds that ends after some of them."""
+    """A run of four rounds that is interrupted after some of them."""
     recipe = toy_recipe(algorithm=ToyStateful(local=KEPT, cohort=2), rounds=4, ema=0.5)
     with pytest.raises(Killed):
         run(recipe, path, observer=Reaper(rounds))
@@ -44,7 +44,7 @@ def half(path, rounds=2):
 
 @pytest.mark.parametrize("part", [1000, 10_000, 10**9])
 def test_a_packed_run_goes_on_elsewhere(part, tmp_path):
-    """Parts of 1,000 bytes cut files in the middle, those of 10^9 hold them all."""
+    """Parts of 1,000 bytes split files; a part of 10^9 bytes holds them all."""
     recipe = half(tmp_path / "here")
     written = pack(tmp_path / "here", tmp_path / "parts", part)
     parts = [p for p in written if p.suffix == ".bin"]
@@ -72,7 +72,7 @@ def test_a_finished_run_is_packed_with_its_model(tmp_path):
 
 
 def test_what_was_damaged_on_the_way_is_refused_and_leaves_no_run(tmp_path):
-    """One bit of a part, a part that is missing, a part too many bytes long: each is named, and nothing can be resumed."""
+    """A changed bit, a missing part, a part that is too long: the error names the part, and nothing can be resumed."""
     half(tmp_path / "run")
     written = pack(tmp_path / "run", tmp_path / "parts", 5000)
     part = written[-2]
@@ -101,7 +101,7 @@ def test_a_pack_writes_nothing_but_a_runs_own_files(name, tmp_path):
     index = json.loads(written[0].read_text())
     index["files"][1]["name"] = name
     written[0].write_text(json.dumps(index))
-    with pytest.raises(RunError, match="which is no file of a packed run"):
+    with pytest.raises(RunError, match="which is not a file of a packed run"):
         unpack(tmp_path / "parts", tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_packed_or_unpacked_is_a_sentence(tmp_path):
 
 
 def test_a_private_run_is_packed_privately(tmp_path):
-    """A server's run holds models of other people's data."""
+    """A server's run holds models trained on data of the sites."""
     half(tmp_path / "run")
     (tmp_path / "run").chmod(0o700)
     written = pack(tmp_path / "run", tmp_path / "parts", 10**6)

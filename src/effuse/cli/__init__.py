@@ -11,8 +11,8 @@ import typer
 
 from effuse.core.errors import EffuseError, nearest
 
-INTERRUPTED = 130  # what a shell reports of a process that Ctrl-C ended
-LONGEST = 600  # characters of a foreign error that are worth showing
+INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
+LONGEST = 600  # characters shown of an unexpected error
 
 app = typer.Typer(
     name="effuse",
@@ -22,8 +22,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from effuse import __version__
         from effuse.runs.release import source
 
@@ -39,23 +39,23 @@ def root(
             "--version",
             is_eager=True,
             callback=_version,
-            help="The release, and the digest of its source that manifests keep.",
+            help="Print the version and the digest of the source code, which every manifest records.",
         ),
     ] = False,
 ) -> None:
-    """Federated learning of, and with, diffusion models. Any command takes --debug to show a traceback."""
+    """Federated learning of, and with, diffusion models. Add --debug to any command to see a full traceback."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C, with what the command has to say about going on."""
+    """Ctrl-C, with a message on how to continue."""
 
 
 def main() -> None:
-    """Run a command; what goes wrong ends in one sentence and a non-zero exit code."""
+    """Run a command; every error ends in one sentence and a non-zero exit code."""
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"] or ["--help"]
     try:
-        # each registers its command
+        # importing a module registers its command
         from effuse.cli import (  # noqa: F401
             bound,
             check,
@@ -74,7 +74,7 @@ def main() -> None:
         )
 
         code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
-        if code == INTERRUPTED:  # typer makes this of a Ctrl-C
+        if code == INTERRUPTED:  # typer turns a Ctrl-C into this code
             raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
@@ -85,7 +85,7 @@ def main() -> None:
     except click.ClickException as error:
         sys.exit(_stop(error.format_message(), error.exit_code))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as `head`, closed the pipe
         sys.exit(1)
     except Exception as error:
         if debug:
@@ -94,18 +94,18 @@ def main() -> None:
 
 
 def _commands() -> click.Command:
-    """All commands, the help of their arguments put back: from 8.5 on click drops what this typer gives it."""
+    """All commands, with the help of their arguments restored, which click 8.5 and this typer lose."""
     group = typer.main.get_command(app)
     for command in _leaves(group):
         hints = typing.get_type_hints(command.callback, include_extras=True)
         for argument in (p for p in command.params if isinstance(p, click.Argument)):
-            (told,) = (x for x in hints[argument.name].__metadata__ if isinstance(x, typer.models.ArgumentInfo))
-            argument.help = told.help  # type: ignore[attr-defined]
+            (info,) = (x for x in hints[str(argument.name)].__metadata__ if isinstance(x, typer.models.ArgumentInfo))
+            argument.__dict__["help"] = info.help
     return group
 
 
 def _leaves(command: click.Command) -> Iterator[click.Command]:
-    """Commands that do something, within groups of them too."""
+    """Commands without subcommands, including those in groups."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from _leaves(inner)
@@ -114,15 +114,15 @@ def _leaves(command: click.Command) -> Iterator[click.Command]:
 
 
 def _usage(error: click.UsageError) -> str:
-    words = error.format_message().partition(". ")[0].rstrip(".")  # click's own guesses are loose, ours follow
+    words = error.format_message().partition(". ")[0].rstrip(".")  # without click's own suggestions
     command = error.ctx.command if error.ctx else None
     if isinstance(error, click.NoSuchOption) and command is not None:
         known = [option[2:] for p in command.params for option in p.opts if option.startswith("--")]
-        return f"{words}; {nearest(error.option_name.lstrip('-'), known)}"  # the dashes, which all share, make none alike
+        return f"{words}; {nearest(error.option_name.lstrip('-'), known)}"  # without dashes, which make all options similar
     if words.startswith("No such command") and isinstance(command, click.Group):
         wanted, known = words.split("'")[1], [name for name, c in command.commands.items() if not c.hidden]
         return f"{words}; {nearest(wanted, known)}"
-    return f"{words}; `{error.ctx.command_path if error.ctx else app.info.name} --help` shows what there is"
+    return f"{words}; `{error.ctx.command_path if error.ctx else app.info.name} --help` lists the commands and options"
 
 
 def _sentence(error: Exception) -> str:
@@ -131,7 +131,7 @@ def _sentence(error: Exception) -> str:
     words = " ".join(str(error).split())[:LONGEST]
     if isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words:
         return f"not enough memory ({words}); lower algorithm.local.batch or sampler.batch; `effuse check` estimates memory"
-    # specs take a second to import, for which other errors need not wait
+    # importing specs takes a second, which other errors avoid
     from effuse.core.blame import culprit
 
     where = culprit(error) or "please report it"

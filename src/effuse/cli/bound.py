@@ -1,4 +1,4 @@
-"""`effuse bound`: what theory promises, term by term."""
+"""`effuse bound`: the convergence bound of a method, term by term."""
 
 import dataclasses
 import json
@@ -18,26 +18,43 @@ from effuse.metrics.bound import Bound
 
 @app.command()
 def bound(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="fedddpm")],
-    L: Annotated[float, typer.Option("-L", help="Smoothness of the losses.")] = 1.0,
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="The method; only fedddpm has a bound.")],
+    L: Annotated[float, typer.Option("-L", help="Smoothness constant of the losses.")] = 1.0,
     sigma_l: Annotated[float, typer.Option(min=0.0, help="Standard deviation of a client's gradients.")] = 1.0,
-    sigma_g: Annotated[float, typer.Option(min=0.0, help="How far clients' gradients lie from the mean.")] = 1.0,
+    sigma_g: Annotated[
+        float, typer.Option(min=0.0, help="Heterogeneity: bound on the distance of clients' gradients from their mean.")
+    ] = 1.0,
     sigma_s: Annotated[float, typer.Option(min=0.0, help="Standard deviation of the server's gradients.")] = 1.0,
-    gap: Annotated[float, typer.Option(min=0.0, help="F(w_0) - F*.")] = 1.0,
-    K: Annotated[int, typer.Option("-K", min=1, help="Local steps.")] = 15,
-    E: Annotated[int, typer.Option("-E", min=1, help="Server steps.")] = 47,
-    T: Annotated[int, typer.Option("-T", min=1, help="Rounds.")] = 400,
-    n: Annotated[int, typer.Option("-n", min=1, help="Clients a round.")] = 15,
-    N: Annotated[int, typer.Option("-N", min=1, help="Clients.")] = 100,
-    zeta: Annotated[float | None, typer.Option(min=0.0, help="The clients' step; by default 1 / (2 L K sqrt T).")] = None,
-    eta: Annotated[float | None, typer.Option(min=0.0, help="The server's step; by default 1 / (2 L E sqrt T).")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the terms over T; needs effuse\\[plots].")] = None,
+    gap: Annotated[float, typer.Option(min=0.0, help="Initial suboptimality F(w_0) - F*.")] = 1.0,
+    K: Annotated[int, typer.Option("-K", min=1, help="Local steps of a client in a round.")] = 15,
+    E: Annotated[int, typer.Option("-E", min=1, help="Correction steps of the server in a round.")] = 47,
+    T: Annotated[int, typer.Option("-T", min=1, help="Number of rounds.")] = 400,
+    n: Annotated[int, typer.Option("-n", min=1, help="Clients that take part in a round.")] = 15,
+    N: Annotated[int, typer.Option("-N", min=1, help="Number of clients.")] = 100,
+    zeta: Annotated[
+        float | None, typer.Option(min=0.0, help="The clients' step size; by default 1 / (2 L K sqrt T).")
+    ] = None,
+    eta: Annotated[
+        float | None, typer.Option(min=0.0, help="The server's step size; by default 1 / (2 L E sqrt T).")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot the terms over T into this file; needs effuse\\[plots].")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """The bound of METHOD's convergence theorem for given constants, with the admissible steps."""
+    """Compute the convergence bound of METHOD for given constants, and the largest step sizes that it allows."""
     if method != "fedddpm":
-        raise RecipeError(f"bound {method}: there is none; the one there is is called fedddpm")
-    given = {"L": L, "sigma_l": sigma_l, "sigma_g": sigma_g, "sigma_s": sigma_s, "gap": gap, "K": K, "E": E, "T": T}
+        raise RecipeError(f"bound {method}: this method has no bound; only fedddpm has one")
+    given: dict[str, Any] = {
+        "L": L,
+        "sigma_l": sigma_l,
+        "sigma_g": sigma_g,
+        "sigma_s": sigma_s,
+        "gap": gap,
+        "K": K,
+        "E": E,
+        "T": T,
+    }
     found = Bound(**given, n=n, N=N, zeta=zeta, eta=eta)
     report = described(found)
     if plot is not None:
@@ -50,7 +67,7 @@ def bound(
 
 
 def described(bound: Bound) -> dict[str, Any]:
-    """Everything that is known of a bound."""
+    """A bound as a report: its constants, step sizes and terms."""
     terms = bound.terms()
     return {
         "given": dataclasses.asdict(bound),
@@ -64,7 +81,7 @@ def described(bound: Bound) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The report for a reader."""
+    """Print the report."""
     table = Table(title="FedDDPM, Theorem 1: mean squared gradient, at most", title_justify="left")
     table.add_column("term")
     table.add_column("value", justify="right")
@@ -75,7 +92,7 @@ def show(report: dict[str, Any]) -> None:
     table.add_row("bound", f"{whole:.6g}", "")
     console().print(table)
     given = ", ".join(f"{k} {v:g}" for k, v in report["given"].items() if v is not None)
-    console().print(f"for {given}; --help says what they are", soft_wrap=True)
+    console().print(f"for {given}; --help explains them", soft_wrap=True)
     for name in ("zeta", "eta"):
         console().print(
             f"{name} {report['steps'][name]:.6g}, admissible up to {report['admissible'][name]:.6g}", soft_wrap=True
@@ -95,7 +112,7 @@ def draw(bound: Bound, path: Path) -> None:
     except ImportError:
         raise RunError("--plot: matplotlib is not installed; pip install 'effuse[plots]'") from None
     if (kind := path.suffix[1:].lower()) not in (kinds := Figure().canvas.get_supported_filetypes()):
-        raise RunError(f"--plot {path}: its name must end in a kind of picture, such as .png; {nearest(kind, kinds)}")
+        raise RunError(f"--plot {path}: its name must end in a picture format, such as .png; {nearest(kind, kinds)}")
     rounds = sorted({*(round(2 ** (i / 2)) for i in range(2, 33)), bound.T})
     curves: dict[str, list[tuple[int, float]]] = {}
     for T in rounds:

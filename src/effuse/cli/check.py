@@ -1,4 +1,4 @@
-"""`effuse check`: what a recipe would cost and send, exactly, before it runs."""
+"""`effuse check`: what a recipe would cost and send, before it runs."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from effuse.core.errors import MissingError
 from effuse.tools.check import check as rehearse
 
 WITHOUT_FILES = (
-    "to rehearse without any files, add --set evaluate.metrics=[] and, for N classes of M images of S x S pixels and C colours, "
+    "to rehearse without files, add --set evaluate.metrics=[] and, for N classes of M images of SxS pixels and C channels, "
     "--set 'data=labels(sizes=[M]*N, side=S, channels=C)'"
 )
 
@@ -27,14 +27,14 @@ def check(
     clients: Clients = None,
     as_json: Json = False,
 ) -> None:
-    """Rehearse RECIPE: parameters, partition, traffic and steps, with nothing computed; alias `plan`."""
-    name, wanted, forgotten = chosen(recipe, set, rounds, seed, clients)
+    """Rehearse RECIPE without computing: print its parameters, partition, traffic and training steps. `plan` is an alias."""
+    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
     try:
         report = rehearse(wanted, name)
     except MissingError as error:
         end = "" if str(error).endswith("?") else ";"
         raise MissingError(f"{error}{end} {WITHOUT_FILES}") from None
-    report["warnings"] += forgotten
+    report["warnings"] += warnings
     if as_json:
         print(json.dumps(report))
     else:
@@ -42,7 +42,7 @@ def check(
 
 
 def show(report: dict[str, Any]) -> None:
-    """The report for a reader."""
+    """Print the report."""
     page = console()
     traffic, parts = report["traffic"], report["parameters"]
     table = Table(title=f"{report['recipe']}: what a run would do", show_header=False, title_justify="left")
@@ -53,14 +53,14 @@ def show(report: dict[str, Any]) -> None:
     up, down = (amount(traffic["bytes"][d]) for d in ("up", "down"))
     exact = "exact" if traffic["exact"] else traffic["reason"]
     table.add_row("traffic", f"{up} up, {down} down; {traffic['parameters']['total']:,} parameters ({exact})")
-    if len(traffic["links"]) > 1:  # distances matter where there are several
+    if len(traffic["links"]) > 1:  # weighting by distance needs several links
         costs = ", ".join(f"{cost:,.2f} ({name})" for name, cost in traffic["costs"].items())
         table.add_row("MiB weighed by distance", costs)
     for link, sent in traffic["links"].items() if len(traffic["links"]) > 1 else ():
         table.add_row(link, f"{amount(sent['up'])} up, {amount(sent['down'])} down")
     for what, spent in (report["privacy"] or {}).items():
-        told = f"epsilon {spent['epsilon']:g}, delta {spent['delta']:g} for every client ({spent['mechanism']})"
-        table.add_row(f"privacy of the {what}", told)
+        budget = f"epsilon {spent['epsilon']:g}, delta {spent['delta']:g} for every client ({spent['mechanism']})"
+        table.add_row(f"privacy of the {what}", budget)
     after = report["after"]["parameters"]
     if after != parts["total"]:
         table.add_row("after pruning", f"{after:,} parameters, {report['after']['macs']:,} multiply-adds an image")
@@ -71,7 +71,7 @@ def show(report: dict[str, Any]) -> None:
     replies = f", {amount(held)} of it for the replies of a cohort" if held else ""
     table.add_row("memory, about", amount(report["memory"]["total"]) + replies)
     table.add_row("disk, about", amount(report["disk"]["total"]))
-    split = Table(title="who holds what, and sends what", title_justify="left")
+    split = Table(title="images and traffic of each client", title_justify="left")
     split.add_column("client", justify="right")
     split.add_column("images", justify="right")
     split.add_column("per class")
@@ -81,6 +81,6 @@ def show(report: dict[str, Any]) -> None:
         sent = traffic["clients"].get(str(k), {"up": 0, "down": 0})
         split.add_row(str(k), f"{size:,}", " ".join(map(str, labels)), amount(sent["up"]), amount(sent["down"]))
     page.print(split)
-    page.print(table)  # last, since a hundred clients fill the screen
+    page.print(table)  # last, because the rows of many clients fill the screen
     for warning in report["warnings"]:
         page.print(f"warning: {warning}")

@@ -1,4 +1,4 @@
-"""`effuse evaluate`: measure a trained model again, perhaps by other metrics."""
+"""`effuse evaluate`: measure a trained model again, with the same or other metrics."""
 
 import json
 from typing import Annotated
@@ -16,7 +16,7 @@ from effuse.runs.records import plain
 def evaluate(
     run: RunPath,
     metrics: Annotated[
-        str | None, typer.Option(help="Instead of the recipe's, such as '\\[fid(n=1000), kid(n=1000)]'.")
+        str | None, typer.Option(help="Metrics instead of the recipe's, such as '\\[fid(n=1000), kid(n=1000)]'.")
     ] = None,
     set: Settings = None,
     ema: Annotated[bool, typer.Option("--ema", help="Measure the moving average of the weights.")] = False,
@@ -24,11 +24,11 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a run's saved model; numbers and protocols go to RUN/evaluation.json."""
+    """Measure a run's saved model; writes the metrics and their protocols to RUN/evaluation.json."""
     settings = [*([f"evaluate.metrics={metrics}"] if metrics else []), *(set or [])]
     found = evaluate_run(run, settings, ema=ema, device=device)
     if as_json:
         print(json.dumps({"run": str(run), "metrics": plain(found)}))
     elif not quiet:
         show_metrics(found)
-        print(f"whole protocols are in {run / 'evaluation.json'}")
+        print(f"the full protocols are in {run / 'evaluation.json'}")

@@ -15,12 +15,14 @@ from effuse.tools.export import FORMATS, export_auxiliary, require_empty
 @app.command()
 def export(
     run: RunPath,
-    format: Annotated[str, typer.Option(help="grid, imagefolder or npz.")] = "npz",
-    out: Annotated[Path | None, typer.Option(help="Where to write; by default RUN/exports/auxiliary-FORMAT.")] = None,
+    format: Annotated[str, typer.Option(help="Output format: grid, imagefolder or npz.")] = "npz",
+    out: Annotated[
+        Path | None, typer.Option(help="The file or folder to write; by default RUN/exports/auxiliary-FORMAT.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the auxiliary images that RUN's server drew from its clients' models, with the client that each came from."""
+    """Write the auxiliary images that RUN's server drew from its clients' models, each with the number of its client."""
     if format not in FORMATS:
         raise RecipeError(f"--format {format}: expected one of {', '.join(FORMATS)}")
     where = out or run / "exports" / f"auxiliary-{format}"

@@ -1,4 +1,4 @@
-"""`effuse join`: take part in a federation, at the site that has the data."""
+"""`effuse join`: take part in a federation, at the site that holds the data."""
 
 import os
 import signal
@@ -18,35 +18,38 @@ def join(
     server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server's address.")],
     client_id: Annotated[int, typer.Option(min=0, help="This site's number in the federation.")],
     data: Annotated[
-        str, typer.Option(help="The site's own data, such as 'folder(\"scans\")'; `recipe`: a share of the recipe's.")
+        str, typer.Option(help="The site's data, such as 'folder(\"scans\")', or `recipe` for a share of the recipe's data.")
     ],
     keys: Annotated[Path | None, typer.Option(help="The folder of keys that the server's operator sent.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the site keeps its state and secret; by default site-K here.")
+        Path | None,
+        typer.Option(help="The folder for the site's state and secret; by default site-K in the working folder."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would leave the site, and leave.")] = False,
-    allow: Annotated[str | None, typer.Option(metavar="RECIPE@HASH", help="Accept the manifest of this hash only.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would leave the site, and exit.")] = False,
+    allow: Annotated[
+        str | None, typer.Option(metavar="RECIPE@HASH", help="Accept only the manifest with this hash.")
+    ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Accept the recipe of this manifest.json only.")
+        Path | None, typer.Option(metavar="FILE", help="Accept only the recipe of this manifest.json.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Take part as one client, on data that stays here, until the run is over; reconnects by itself; Ctrl-C leaves."""
+    """Take part as one client until the run ends; the data stays here. Reconnects automatically; Ctrl-C leaves."""
     flower.require()
     from effuse.tools.preview import what_leaves
     from effuse.transport.flower.commands import join as take_part
     from effuse.transport.flower.site import Consent
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # service managers send SIGTERM: handle it as Ctrl-C
     consent = Consent.given(recipe, allow)
     place = folder or Path(f"site-{client_id}")
 
-    def say(words: str) -> None:
-        print(words, flush=True)
+    def report(line: str) -> None:
+        print(line, flush=True)
 
     try:
-        take_part(server, client_id, data, keys, place, consent, device, say, what_leaves if dry_run else None)
+        take_part(server, client_id, data, keys, place, consent, device, report, what_leaves if dry_run else None)
     except KeyboardInterrupt:
-        # at once: a job may be at work in its thread, and torch would abort where Python ends around it
+        # exit at once: torch aborts if Python ends while a job runs in its thread
         print("effuse: interrupted", file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)

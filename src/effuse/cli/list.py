@@ -1,4 +1,4 @@
-"""`effuse list`: what can be named in a recipe."""
+"""`effuse list`: recipes, tables and all parts of a recipe."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ from effuse.privacy.histogram import Disclosure
 from effuse.recipes import catalogue, find_recipe, tables
 from effuse.tasks.schedules import NoiseSchedule
 
-KINDS: dict[str, type] = {
+KINDS: dict[str, type[Spec]] = {
     "data": Source,
     "partition": Partition,
     "model": Arch,
@@ -50,20 +50,18 @@ KINDS: dict[str, type] = {
     "encoder": Encoder,
     "aggregate": Reducer,
 }
-AS_WRITTEN: Any = {
-    "break_long_words": False,
-    "break_on_hyphens": False,
-}  # what is copied from the screen must still be a value
+WRAPPING: Any = {"break_long_words": False, "break_on_hyphens": False}  # values copied from the screen stay valid
 
 
 @app.command("list")
 def list_(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Explain one of them: its keys, types, values.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Show the keys of this recipe, table or part, with their types and defaults."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List recipes, tables and everything that `--set` can name; with a name, its keys."""
+    """List recipes, tables and all values that `--set` accepts; with NAME, show its keys."""
     if name is not None:
         _explain(name, as_json)
         return
@@ -79,16 +77,16 @@ def list_(
 
 
 def _explain(name: str, as_json: bool) -> None:
-    """What a name stands for: a recipe with the values that it gives to its keys, and a few are an algorithm's, too."""
+    """Explain a name. It may name both a recipe and an algorithm; of a recipe the values are shown too."""
     for kind, base in KINDS.items():
-        if name in (kind, base.name):  # keys are said to be "a solver", "a schedule"
+        if name in (kind, base.name):  # types in the output read "a solver", "a schedule"
             print(json.dumps(_calls(base))) if as_json else _page(kind, _names(_calls(base)))
             return
     found = list(_named(name))
     values: dict[str, str] = {}
     if name in catalogue() or not found:
         recipe = _recipe(name)
-        values = {key: str(getattr(recipe, key)) for key in field_hints(type(recipe))}
+        values = {key: str(getattr(recipe, key)) for key in field_hints(Recipe)}
     if as_json:
         print(json.dumps({"named": found, "values": values}))
         return
@@ -106,15 +104,15 @@ def _named(name: str) -> Iterator[dict[str, Any]]:
         if name in functions:
             keys = inspect.signature(functions[name]).parameters
             hints, defaults = typing.get_type_hints(functions[name]), {k: p.default for k, p in keys.items()}
-            yield _told(kind, name, functions[name], {k: hints[k] for k in keys}, defaults, {})
+            yield _entry(kind, name, functions[name], {k: hints[k] for k in keys}, defaults, {})
     cls = registry(Spec).get(plain(name))
     if cls is not None:
         kind = next((kind for kind, base in KINDS.items() if issubclass(cls, base)), "part of a recipe")
         defaults = {f.name: f.default for f in dataclasses.fields(cls)}
-        yield _told(kind, cls.name, cls, field_hints(cls), defaults, _remarks(cls))
+        yield _entry(kind, cls.name, cls, field_hints(cls), defaults, _remarks(cls))
 
 
-def _told(
+def _entry(
     kind: str, name: str, thing: Any, hints: dict[str, Any], defaults: dict[str, Any], remarks: dict[str, str]
 ) -> dict[str, Any]:
     keys = {}
@@ -126,11 +124,11 @@ def _told(
 
 
 def _remarks(cls: type) -> dict[str, str]:
-    """The comments beside a spec's keys, an heir's own after those that it inherits."""
+    """The comments beside a spec's keys; a subclass replaces those that it inherits."""
     sources = []
-    for heir in reversed([c for c in cls.__mro__ if issubclass(c, Spec)]):
-        with contextlib.suppress(OSError):  # written at a prompt, or shipped without its source
-            sources.append(inspect.getsource(heir))
+    for owner in reversed([c for c in cls.__mro__ if issubclass(c, Spec)]):
+        with contextlib.suppress(OSError):  # defined at a prompt, or installed without source
+            sources.append(inspect.getsource(owner))
     return dict(re.findall(r"^    (\w+): [^#\n]*  # (.+)$", "\n".join(sources), re.MULTILINE))
 
 
@@ -142,13 +140,13 @@ def _recipe(name: str) -> Recipe:
 
 
 def _page(title: str, rows: dict[str, str]) -> None:
-    """Names and what is said of them, folded to a terminal; a file or a pipe has a line for each, as it can be searched by."""
+    """Print names and descriptions, wrapped to a terminal; in a file or a pipe each takes one line."""
     width, margin = console().width, max(map(len, rows), default=0) + 4
-    print(textwrap.fill(title, width, **AS_WRITTEN))
+    print(textwrap.fill(title, width, **WRAPPING))
     for name, words in rows.items():
         first = f"  {name}".ljust(margin)
-        folded = textwrap.wrap(words, width, initial_indent=first, subsequent_indent=" " * margin, **AS_WRITTEN)
-        print("\n".join(folded or [first.rstrip()]))
+        lines = textwrap.wrap(words, width, initial_indent=first, subsequent_indent=" " * margin, **WRAPPING)
+        print("\n".join(lines or [first.rstrip()]))
 
 
 def _calls(base: type) -> dict[str, str]:

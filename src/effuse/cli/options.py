@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they make of a recipe."""
+"""Options that several commands share, and the recipe that they select."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,24 +13,26 @@ RecipeName = Annotated[
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the recipe; may be repeated.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Worker processes; by default one for each GPU where there are several.")
+    int | None, typer.Option(min=1, help="Number of worker processes; by default one per GPU if there are several GPUs.")
 ]
-Rounds = Annotated[int | None, typer.Option(help="Number of rounds; short for --set rounds=N.")]
-Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients; short for --set clients=N.")]
-Seed = Annotated[int | None, typer.Option(help="The run's seed; short for --set seed=N.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
-Profiled = Annotated[bool, typer.Option("--profile", help="Show where the time went; leave a trace.json in the run folder.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds; same as --set rounds=N.")]
+Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients; same as --set clients=N.")]
+Seed = Annotated[int | None, typer.Option(help="The run's seed; same as --set seed=N.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
+Profiled = Annotated[
+    bool, typer.Option("--profile", help="Show where the time went, and write trace.json to the run folder.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 
 
 def chosen(
     source: str, settings: list[str] | None, rounds: int | None = None, seed: int | None = None, clients: int | None = None
 ) -> tuple[str, Recipe, list[str]]:
-    """The recipe that the command line asks for, after its name and before what its settings forgot."""
+    """The name of the selected recipe, the recipe with its settings, and warnings about them."""
     name, recipe = find_recipe(source)
     shorthands = [f"{k}={v}" for k, v in (("rounds", rounds), ("seed", seed), ("clients", clients)) if v is not None]
     settings = [*(settings or []), *shorthands]

@@ -1,4 +1,4 @@
-"""What a run looks like while it goes, and when it is over."""
+"""Show the progress and the result of a run."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ BAR = 24
 
 
 def amount(size: float) -> str:
-    """Bytes for a reader."""
+    """Bytes with a unit, such as 1.2 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -34,14 +34,14 @@ def amount(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for a reader."""
+    """Seconds as hours, minutes and seconds."""
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def console() -> Console:
-    """A console that shows text as it is: a list such as [fid()] is not markup, and a file has no right margin."""
+    """A console without markup, so that [fid()] prints as it is, and without wrapping in files."""
     page = Console(markup=False, emoji=False, highlight=False)
     if not page.is_terminal and "COLUMNS" not in os.environ:
         page.width = 1000
@@ -52,20 +52,20 @@ def console() -> Console:
 def watched(
     folder: Path, as_json: bool, quiet: bool, resume: str = "effuse resume", warnings: Sequence[str] = ()
 ) -> Iterator[Observer]:
-    """Show a run while it goes, where that is wanted; after Ctrl-C say how to go on with it."""
+    """Show the progress of a run, unless silent; after Ctrl-C say how to continue it."""
     with Observer() if as_json or quiet else Display() as observer:
         for words in warnings:
             observer.said(f"warning: {words}")
         try:
             yield observer
         except KeyboardInterrupt:
-            begun = (folder / "manifest.json").exists()
-            raise Interrupted(f"`{resume} {folder}` goes on from the last checkpoint" if begun else "") from None
+            started = (folder / "manifest.json").exists()
+            raise Interrupted(f"`{resume} {folder}` goes on from the last checkpoint" if started else "") from None
 
 
 @contextlib.contextmanager
 def drawing(meter: Meter, silent: bool) -> Iterator[None]:
-    """Show that a long draw is getting on, where there is a terminal to show it."""
+    """Show the progress of a long draw on a terminal."""
     page = console()
     if silent or not page.is_terminal:
         yield
@@ -82,7 +82,7 @@ def drawing(meter: Meter, silent: bool) -> Iterator[None]:
 
 
 class Display(Observer):
-    """A live line: round, loss, images a second, traffic, time left; plain lines where there is no terminal."""
+    """A live line with round, loss, images per second, traffic and time left; without a terminal, one line per round."""
 
     def __init__(self) -> None:
         self.console = console()
@@ -138,9 +138,8 @@ class Display(Observer):
             loss = "" if record.loss is None else f", loss {record.loss:.4f}"
             place = f"round {self.done}/{self.rounds}" if record.phase == FEDERATE else record.phase
             seconds = max(1e-9, record.seconds.round)
-            speed = (
-                f", {record.images / seconds:,.0f} images/s" if record.images else ""
-            )  # nobody trained, or at sites that do not say
+            # images are 0 if no client trained, and unknown at remote sites
+            speed = f", {record.images / seconds:,.0f} images/s" if record.images else ""
             if record.evaluations and record.phase != FEDERATE and not record.images:
                 speed = f", {record.evaluations / seconds:,.0f} network evaluations/s"
             self._say(f"{place}{loss}{speed}, {amount(self.traffic)} sent so far{metrics}")
@@ -160,16 +159,16 @@ class Display(Observer):
         left = duration(spent / (self.done - self.first) * (self.rounds - self.done)) if self.done > self.first else "?"
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         rate = f"  {self.rate:,.0f} images/s" if self.rate >= 1 else ""
-        facts = f" {self.done}/{self.rounds}{loss}{rate}  {amount(self.traffic)}  {duration(spent)} gone, {left} left"
-        # on one line, with room for the ^C that a terminal writes: only what fits can be wiped afterwards
+        facts = f" {self.done}/{self.rounds}{loss}{rate}  {amount(self.traffic)}  {duration(spent)} elapsed, {left} left"
+        # only one line can be erased afterwards, so leave room for the ^C that a terminal prints
         room = self.console.width - 3
         width = max(0, min(BAR, room - len(facts)))
-        full = int(width * self.done / max(1, self.rounds))
-        self.live.update(("━" * full + "╌" * (width - full) + facts + f"  {self.words}")[:room])
+        filled = int(width * self.done / max(1, self.rounds))
+        self.live.update(("━" * filled + "╌" * (width - filled) + facts + f"  {self.words}")[:room])
 
 
 def show_metrics(metrics: Mapping[str, Measurement]) -> None:
-    """A table of numbers, with the counts and the encoder of each; the rest of its protocol is in the JSON beside the model."""
+    """Print the metrics with their counts and encoders; the full protocols are in result.json."""
     table = Table(title="metrics", title_justify="left")
     table.add_column("name")
     table.add_column("value", justify="right")
@@ -181,7 +180,7 @@ def show_metrics(metrics: Mapping[str, Measurement]) -> None:
 
 
 def _measured(metric: Measurement) -> str:
-    """The part of a protocol without which a number says nothing."""
+    """The essential part of a protocol: the numbers of images, and the encoder."""
     protocol = metric.protocol
     counts = [f"{protocol['generated']:,} generated"] if "generated" in protocol else []
     if "reference" in protocol:
@@ -191,7 +190,7 @@ def _measured(metric: Measurement) -> str:
 
 
 def tell(result: Result, folder: Path, spans: Profile | None, as_json: bool, quiet: bool) -> None:
-    """A finished run as it was asked for: as JSON, as tables, or not at all."""
+    """Print a finished run as JSON, as tables, or not at all."""
     if as_json:
         print(json.dumps({"run": str(folder)} | result.to_json() | ({"profile": spans.report()} if spans else {})))
     elif not quiet:
@@ -201,7 +200,7 @@ def tell(result: Result, folder: Path, spans: Profile | None, as_json: bool, qui
 
 
 def show_profile(report: dict[str, Any], folder: Path) -> None:
-    """Where the time went, and where to look closer."""
+    """Print where the time went, and how to open the trace."""
     table = Table(title="time", title_justify="left", show_footer=True)
     table.add_column("in", "whole")
     table.add_column("seconds", f"{report['seconds']:.2f}", justify="right")
@@ -213,7 +212,7 @@ def show_profile(report: dict[str, Any], folder: Path) -> None:
 
 
 def show_result(result: Result, folder: Path) -> None:
-    """The summary of a finished run."""
+    """Print the summary of a finished run."""
     if result.metrics:
         show_metrics(result.metrics)
     table = Table(title="run", show_header=False, title_justify="left")
@@ -221,7 +220,7 @@ def show_result(result: Result, folder: Path) -> None:
     table.add_column(overflow="fold")
     traffic = result.traffic.bytes
     table.add_row("rounds", str(result.rounds))
-    if result.images:  # a server does not count what its sites do
+    if result.images:  # a server does not know how many images its sites trained on
         table.add_row("images trained", f"{result.images:,}")
     table.add_row("traffic", f"{amount(traffic.up)} up, {amount(traffic.down)} down")
     table.add_row("parameters", f"{result.parameters:,}")
@@ -237,9 +236,9 @@ def show_result(result: Result, folder: Path) -> None:
 
 
 def show_spread(spread: dict[str, Any], seeds: list[int]) -> None:
-    """Mean and spread over seeds."""
+    """Print mean and spread over seeds."""
     if not spread:
-        console().print("the recipe has no metrics: there is nothing to compare over seeds")
+        console().print("the recipe has no metrics, so seeds cannot be compared")
         return
     table = Table(title=f"over seeds {', '.join(map(str, seeds))}", title_justify="left")
     for column in ("name", "mean", "std", *(f"seed {s}" for s in seeds)):

@@ -1,4 +1,4 @@
-"""`effuse prune`: a trained model made smaller, and what that costs it."""
+"""`effuse prune`: prune a trained model, and compare it before and after."""
 
 import json
 from pathlib import Path
@@ -19,25 +19,27 @@ from effuse.tools.prune import prune_run
 def prune(
     run: RunPath,
     ratio: Annotated[float, typer.Option(help="The share of channels to remove, from 0 to less than 1.")] = 0.2,
-    criterion: Annotated[str, typer.Option(help="norm: those of the smallest norm; random: any.")] = "norm",
+    criterion: Annotated[
+        str, typer.Option(help="Which channels to remove: norm (those of smallest norm) or random.")
+    ] = "norm",
     out: Annotated[Path | None, typer.Option(help="A new run folder; by default RUN-pruned-RATIO.")] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Instead of the recipe's, such as '\\[fid(n=1000), kid(n=1000)]'.")
+        str | None, typer.Option(help="Metrics instead of the recipe's, such as '\\[fid(n=1000), kid(n=1000)]'.")
     ] = None,
     set: Settings = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random criterion.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random criterion.")] = 0,
     ema: Annotated[bool, typer.Option("--ema", help="Prune the moving average of the weights.")] = False,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Remove channels from a run's model, without training it again: parameters, arithmetic, size and quality, before and after."""
+    """Remove channels from a run's model without retraining; compares parameters, arithmetic, size and metrics."""
     if not 0 <= ratio < 1:
         raise RecipeError(f"--ratio {ratio}: expected a share from 0 to less than 1, such as 0.2")
     if criterion not in get_args(Criterion):
         raise RecipeError(f"--criterion {criterion}: there is none; {nearest(criterion, get_args(Criterion))}")
-    known = run.resolve() if run.name in ("", "..") else run  # `.` has no name of its own
-    where = out or known.parent / f"{run.resolve().name}-pruned-{ratio:g}"
+    named = run.resolve() if run.name in ("", "..") else run  # `.` has no name of its own
+    where = out or named.parent / f"{run.resolve().name}-pruned-{ratio:g}"
     settings = [*([f"evaluate.metrics={metrics}"] if metrics else []), *(set or [])]
     report = prune_run(
         run, ratio, where, criterion=cast(Criterion, criterion), settings=settings, seed=seed, ema=ema, device=device
@@ -49,7 +51,7 @@ def prune(
 
 
 def show(report: dict[str, Any]) -> None:
-    """Both models side by side."""
+    """Print both models side by side."""
     before, after = report["before"], report["after"]
     table = Table(title=f"{report['run']}, pruned by a ratio of {report['ratio']:g}", title_justify="left")
     for column in ("", "before", "after", "less"):
@@ -62,5 +64,5 @@ def show(report: dict[str, Any]) -> None:
         table.add_row(name, f"{m['value']:.4g}", f"{after['metrics'][name]['value']:.4g}", "")
     console().print(table)
     console().print(
-        f"the smaller model is in {report['out']}/model; effuse.load opens it, plain diffusers does not", soft_wrap=True
+        f"the pruned model is in {report['out']}/model; effuse.load opens it, plain diffusers does not", soft_wrap=True
     )

@@ -1,4 +1,4 @@
-"""`effuse reproduce`: a published table again, ours beside the printed numbers."""
+"""`effuse reproduce`: run a published table, and show our numbers beside the printed ones."""
 
 import json
 import math
@@ -23,44 +23,49 @@ from effuse.tools.reproduce import Planned, Reproduction
 def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A table's name or call; `effuse list` shows them.")],
     only: Annotated[
-        str | None, typer.Option(metavar="KEY=VALUE,...", help="These cells; a key given twice is either.")
+        str | None,
+        typer.Option(
+            metavar="KEY=VALUE,...", help="Only the cells with these labels; repeat a key to select several of its values."
+        ),
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="Another than the published one that the table has: smoke.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the cells' runs lie; by default runs/TABLE-SCALE.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing, show what is there (of the cells of --only).")] = False,
+    scale: Annotated[
+        str | None, typer.Option(help="The scale of the runs, such as smoke; by default the published one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the cells' runs; by default runs/TABLE-SCALE.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the finished results without running anything.")] = False,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the cells of TABLE one after another; the same command goes on where it stopped, and started twice shares them out."""
+    """Run the cells of TABLE one after another. Repeat the command to resume; start it several times to share the cells."""
     name, found = find_table(table)
     silent = as_json or quiet
-    word = re.sub(r"[^\w.]+", "-", table).strip("-")  # its arguments too: two profiles are two tables
+    word = re.sub(r"[^\w.]+", "-", table).strip("-")  # with its arguments: two profiles are two tables
     again = Reproduction(name, found, out or Path("runs") / f"{word}-{found.scale(scale)[0]}", scale)
     chosen = [] if show else again.select(only)
 
-    def say(line: str) -> None:
+    def show_line(line: str) -> None:
         if not silent:
             console().print(line, soft_wrap=True)
 
     def complete(i: int, plan: Planned, wait: bool) -> bool:
-        say(f"cell {i} of {len(chosen)}: {plan.cell.name}")
+        show_line(f"cell {i} of {len(chosen)}: {plan.cell.name}")
         try:
             with watched(plan.folder.path, as_json, quiet) as observer:
-                ours = again.complete(plan, device, observer, wait)
+                completed = again.complete(plan, device, observer, wait)
         except Interrupted:
-            raise Interrupted("the same command goes on where it stopped") from None
+            raise Interrupted("repeat the command to resume") from None
         row = again.row(plan)
         beside = f"printed {_printed(row)}" + ("" if again.scale.comparable else " (not comparable)")
-        say(
+        show_line(
             f"{row['name']}: {row['metric']} {_ours(row)}, {beside}"
-            if ours
-            else f"{row['name']}: passed over, another process is at it"
+            if completed
+            else f"{row['name']}: skipped, another process is running it"
         )
-        return ours
+        return completed
 
-    taken = [(i, plan) for i, plan in enumerate(chosen, start=1) if not complete(i, plan, wait=False)]
-    for i, plan in taken:  # whoever was at them may have died
+    skipped = [(i, plan) for i, plan in enumerate(chosen, start=1) if not complete(i, plan, wait=False)]
+    for i, plan in skipped:  # the other process may have died
         complete(i, plan, wait=True)
     report = again.report(only if show else None)
     if as_json:
@@ -71,12 +76,12 @@ def reproduce(
     if failed:
         names = ", ".join(row["name"] for row in failed)
         raise TrainingError(
-            f"{names}: {failed[0]['note']}; a cell that diverged is not run again unless its folder is removed"
+            f"{names}: {failed[0]['note']}; a cell that diverged runs again only after its folder is removed"
         )
 
 
 def show_table(report: dict[str, Any]) -> None:
-    """Every cell, those that were not run included."""
+    """Print every cell, including those that were not run."""
     rows = report["cells"]
     page = _page(report["title"])
     also = list(dict.fromkeys(metric for row in rows for metric in row["also"]))
@@ -85,8 +90,8 @@ def show_table(report: dict[str, Any]) -> None:
         page.add_column(label, no_wrap=True)
     beside = list(dict.fromkeys(name for row in rows for name in row["beside"]))
     columns: dict[str, Callable[[dict[str, Any]], str]] = {"printed": _printed, "ours": _ours}
-    columns |= {metric: lambda row, metric=metric: _number(row["also"].get(metric)) for metric in also}
-    columns |= {f"{name}, printed": lambda row, name=name: _number(row["beside"].get(name)) for name in beside}
+    columns |= {metric: _number_in("also", metric) for metric in also}
+    columns |= {f"{name}, printed": _number_in("beside", name) for name in beside}
     columns |= {
         "MB sent": lambda row: _number(row.get("bytes_sent"), 1e-6),
         "s": lambda row: _number(row.get("round_seconds")),
@@ -106,16 +111,16 @@ def show_table(report: dict[str, Any]) -> None:
             console().print(f"{row['name']}: {row['state']}, {row['note']}", soft_wrap=True)
     if not report["comparable"]:
         console().print(f"scale {report['scale']}: ours are not comparable with the printed numbers", soft_wrap=True)
-    kept = "runs and table.json" if Path(report["out"], "table.json").exists() else "runs"
-    console().print(f"{kept} are in {report['out']}", soft_wrap=True)
+    written = "runs and table.json" if Path(report["out"], "table.json").exists() else "runs"
+    console().print(f"{written} are in {report['out']}", soft_wrap=True)
 
 
 def _page(title: str) -> Page:
-    return Page(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)  # many columns, and terminals are narrow
+    return Page(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)  # tables have many columns
 
 
 def _means(means: list[dict[str, Any]], against: str | None) -> Page:
-    """The cells that repeat each other, as one."""
+    """One row for the cells that differ in the repeated label only."""
     page = _page("mean ± standard deviation")
     for label in means[0]["labels"]:
         page.add_column(label, no_wrap=True)
@@ -132,7 +137,7 @@ def _means(means: list[dict[str, Any]], against: str | None) -> Page:
 
 
 def _mean(row: dict[str, Any]) -> str:
-    """A mean as far as its deviation lets it count: to the deviation's second digit."""
+    """A mean, rounded to the second digit of its standard deviation."""
     std = row.get("std")
     if not std:
         return _number(row.get("mean")) + ("" if std is None else " ± 0")
@@ -148,6 +153,10 @@ def _ours(row: dict[str, Any]) -> str:
     if row["state"] != "done":
         return str(row["state"])
     return _number(row["ours"]) + ("" if row["ours_spread"] is None else f" ± {_number(row['ours_spread'])}")
+
+
+def _number_in(part: str, name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: _number(row[part].get(name))
 
 
 def _number(value: float | None, unit: float = 1.0) -> str:

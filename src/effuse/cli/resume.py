@@ -1,4 +1,4 @@
-"""`effuse resume`: go on with a run that was interrupted."""
+"""`effuse resume`: continue an interrupted run."""
 
 from typing import Annotated
 
@@ -14,13 +14,15 @@ from effuse.runs.profile import profiled
 @app.command()
 def resume(
     run: RunPath,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; by default the one it started on.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to compute: auto, cpu or cuda; by default as the run started.")
+    ] = None,
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
     profile: Profiled = False,
 ) -> None:
-    """Go on with RUN from its last checkpoint, to the same end as if it had never stopped."""
+    """Continue RUN from its last checkpoint; the result is the same as without the interruption."""
     with watched(run, as_json, quiet) as observer, profiled(run, profile) as spans:
         result = driver.resume(run, device=device, workers=workers, observer=observer)
     tell(result, run, spans, as_json, quiet)

@@ -24,7 +24,7 @@ def run(
     set: Settings = None,
     engine: Annotated[
         str,
-        typer.Option(help="simulator, loopback (through the wire format) or flower (every client a process of its own)."),
+        typer.Option(help="How to run clients: simulator, loopback (encodes every message) or flower (one process each)."),
     ] = "simulator",
     device: Device = "auto",
     workers: Workers = None,
@@ -33,24 +33,24 @@ def run(
     seed: Seed = None,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="0,1,2", help="Run or resume one run per seed; mean and spread go to seeds.json beside."),
+        typer.Option(metavar="0,1,2", help="Run or resume one run per seed; writes mean and spread to seeds.json."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     profile: Profiled = False,
 ) -> None:
-    """Train by RECIPE (a name, a call, or a run's manifest.json), evaluate, and write a run folder."""
-    name, wanted, forgotten = chosen(recipe, set, rounds, seed, clients)
-    places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
+    """Train by RECIPE, evaluate the model, and write a run folder."""
+    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
+    options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
     if seeds is None:
         folder = out or new_folder(name)
-        with watched(folder, as_json, quiet, warnings=forgotten) as observer, profiled(folder, profile) as spans:
-            result = driver.run(wanted, folder, name=name, **places, observer=observer)
+        with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
+            result = driver.run(wanted, folder, name=name, **options, observer=observer)
         tell(result, folder, spans, as_json, quiet)
         return
     if seed is not None:
-        raise RecipeError(f"--seed {seed} and --seeds {seeds}: give one of them")
+        raise RecipeError(f"--seed {seed} and --seeds {seeds}: give only one of them")
     root = out or Path("runs") / f"{name}-seeds"
     planned = {n: (wanted.changed([f"seed={n}"]), root / f"seed-{n}") for n in _numbers(seeds)}
     begun = {n for n, (_, folder) in planned.items() if (folder / "manifest.json").exists()}
@@ -59,11 +59,11 @@ def run(
         RunFolder(folder).require_same(changed)
     results = {}
     for n, (changed, folder) in planned.items():
-        with watched(folder, as_json, quiet, warnings=forgotten) as observer, profiled(folder, profile) as spans:
+        with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
             if n in begun:
                 results[n] = driver.resume(folder, observer=observer)
             else:
-                results[n] = driver.run(changed, folder, name=name, **places, observer=observer)
+                results[n] = driver.run(changed, folder, name=name, **options, observer=observer)
         tell(results[n], folder, spans, False, as_json or quiet)
     names = next(iter(results.values())).metrics
     spread = {name: _spread([r.metrics[name].value for r in results.values()]) for name in names}
@@ -79,7 +79,7 @@ def _numbers(seeds: str) -> list[int]:
     try:
         return sorted({int(s) for s in seeds.split(",")})
     except ValueError:
-        raise RecipeError(f"--seeds {seeds}: expected whole numbers with commas between, such as 0,1,2") from None
+        raise RecipeError(f"--seeds {seeds}: expected whole numbers separated by commas, such as 0,1,2") from None
 
 
 def _spread(values: list[float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`effuse sample`: images out of a trained model."""
+"""`effuse sample`: draw images from a trained model."""
 
 import json
 import re
@@ -22,20 +22,22 @@ from effuse.transport.device import pick_device
 @app.command()
 def sample(
     run: RunPath,
-    n: Annotated[int, typer.Option("-n", min=1, help="How many images.")] = 100,
-    format: Annotated[str, typer.Option(help="grid, imagefolder or npz.")] = "grid",
-    out: Annotated[Path | None, typer.Option(help="Where to write; by default in RUN/exports.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of images.")] = 100,
+    format: Annotated[str, typer.Option(help="Output format: grid, imagefolder or npz.")] = "grid",
+    out: Annotated[Path | None, typer.Option(help="The file or folder to write; by default in RUN/exports.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     label: Annotated[int | None, typer.Option(help="Draw this class only.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="Another sampler than the recipe's, such as 'ancestral()'.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Images drawn together; part of the result.")] = None,
-    ema: Annotated[bool, typer.Option("--ema", help="From the moving average of the weights.")] = False,
-    client: Annotated[int | None, typer.Option(help="From this client's own model, where clients have one.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="A sampler instead of the recipe's, such as 'ancestral()'.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Number of images drawn together; other numbers give other images.")
+    ] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
+    client: Annotated[int | None, typer.Option(help="Use this client's own model, if the clients have their own.")] = None,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw images from a run's model and write them with their provenance."""
+    """Draw images from a run's model, and write them with their provenance."""
     if format not in FORMATS:
         raise RecipeError(f"--format {format}: expected one of {', '.join(FORMATS)}")
     opened = load(run, ema=ema, client=client, device=pick_device(device).type)
@@ -51,7 +53,7 @@ def sample(
         "sampler": how and re.sub(r"\W+", "-", str(how)).strip("-"),
     }
     marked = [f"{k}-{v}" for k, v in marks.items() if v is not None] + ["ema"] * ema
-    where = out or run / "exports" / "-".join([format, str(n), *marked])  # tells exports of different requests apart
+    where = out or run / "exports" / "-".join([format, str(n), *marked])  # different requests get different names
     if format == "imagefolder":
         require_empty(where)
     with drawing(opened.meter, as_json or quiet):

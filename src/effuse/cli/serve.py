@@ -21,7 +21,7 @@ DEADLINE = 3600.0
 
 @app.command()
 def serve(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where sites reach the server.")],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address at which sites reach the server.")],
     recipe: Annotated[
         str | None, typer.Argument(metavar="RECIPE", help="A recipe's name or call, or the path of a manifest.json.")
     ] = None,
@@ -30,15 +30,17 @@ def serve(
     quorum: Annotated[
         int | None,
         typer.Option(
-            help="Clients that must answer, of all; by default everyone. Those whose key was removed count as missing."
+            help="How many of all clients must answer; by default all. Clients with a removed key count as missing."
         ),
     ] = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = DEADLINE,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with a run that was interrupted; with RECIPE, begin it if there is none."),
+        typer.Option(metavar="RUN", help="Continue this run; with RECIPE, start it if it does not exist."),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept connections from other machines without keys.")
+    ] = False,
     set: Settings = None,
     device: Device = "auto",
     rounds: Rounds = None,
@@ -47,33 +49,33 @@ def serve(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Wait for the clients, train by RECIPE with them, and write a run folder; nobody's data comes here."""
+    """Wait for the clients, train by RECIPE with them, and write a run folder. The data stays at the sites."""
     flower.require()
     from effuse.transport.flower.commands import Served, served
     from effuse.transport.flower.terms import Terms
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service is stopped as Ctrl-C would stop it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # service managers send SIGTERM: handle it as Ctrl-C
     if recipe is None and resume is None:
-        raise RecipeError("give a RECIPE to begin, or --resume RUN to go on")
+        raise RecipeError("give a RECIPE to start a run, or --resume RUN to continue one")
     if resume is not None and out is not None:
         raise RunError(f"--resume {resume} and --out {out}: give one of them")
     if recipe is None and (set or clients is not None or rounds is not None or seed is not None):
-        raise RunError(f"--resume {resume}: the run keeps its recipe; leave out what would change it")
+        raise RunError(f"--resume {resume}: the run keeps its recipe; leave out the options that change it")
     begun = resume is not None and (recipe is None or (resume / "manifest.json").exists())
-    forgotten: list[str] = []
+    warnings: list[str] = []
     if recipe is None:
         folder = Path(str(resume))
         manifest = read_manifest(folder)
         name, wanted = str(manifest.get("name")), Recipe.restore(manifest["recipe"])
     else:
-        name, wanted, forgotten = chosen(recipe, set, rounds, seed, clients)
+        name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
         folder = resume or out or new_folder(name)
         if begun:
             RunFolder(folder).require_same(wanted)
     engine = served(Served(listen, keys, Terms(quorum, deadline), insecure), name, wanted.clients)
     again = f"effuse serve --listen {listen}" + (f" --keys {keys}" if keys is not None else " --insecure" * insecure)
     again += f" --quorum {quorum}" * (quorum is not None) + f" --deadline {deadline:.12g}" * (deadline != DEADLINE)
-    with watched(folder, as_json, quiet, f"{again} --resume", forgotten) as observer:
+    with watched(folder, as_json, quiet, f"{again} --resume", warnings) as observer:
         if begun:
             result = driver.resume(folder, observer=observer, served=engine)
         else:

@@ -1,4 +1,4 @@
-"""Dealing: what a partition hands out as a whole, where its randomness comes from, and what no partition may do."""
+"""The base of partitions that deal images to clients: the units to deal, their random generator, and common checks."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -11,17 +11,17 @@ from torch import Tensor
 from effuse.core.data import Dataset, Partition
 from effuse.core.errors import PartitionError
 
-# Only methods that both have are used, so the same code draws from either.
+# Partitions use only the methods that both classes have.
 Random: TypeAlias = np.random.RandomState | np.random.Generator
 
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """What is dealt as a whole: single images or, by group, all images of a patient."""
+    """The units that are dealt: single images or, by group, all images of a group such as a patient."""
 
-    owner: np.ndarray  # for each image, the unit it belongs to
-    labels: np.ndarray  # for each unit, the label of most of its images; the lower one on a tie
-    sizes: np.ndarray  # for each unit, its images
+    owner: np.ndarray  # the unit of each image
+    labels: np.ndarray  # the most frequent label of each unit; the lowest on a tie
+    sizes: np.ndarray  # the number of images of each unit
     domains: np.ndarray | None
     classes: int
 
@@ -51,18 +51,18 @@ class Units:
         return np.flatnonzero(self.labels == label)
 
     def held(self, dealt: Sequence[np.ndarray]) -> np.ndarray:
-        """How many images each of these hands of units has."""
+        """The number of images in each client's units."""
         return np.array([self.sizes[hand].sum() for hand in dealt], np.int64)
 
     def cut(self, members: np.ndarray, shares: np.ndarray, exactly: bool = True) -> list[np.ndarray]:
-        """Cut a row of units at floor(cumsum(shares) * images), never through a unit; `exactly` forgives what a sum rounds off."""
+        """Cut a row of units at floor(cumsum(shares) * images); `exactly` corrects rounding errors of the sum."""
         running = np.cumsum(self.sizes[members])
         total = running[-1] if len(running) else 0
         marks = np.floor(np.cumsum(shares) * total + exactly * 1e-9)[:-1]  # eight times 0.1 is 0.7999999999999999
         return np.split(members, np.searchsorted(running, marks, side="right"))
 
     def rows(self, dealt: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The images, in order, of each hand of units."""
+        """The sorted image numbers of each client's units."""
         client = np.full(len(self), -1)
         for k, hand in enumerate(dealt):
             client[hand] = k
@@ -70,7 +70,7 @@ class Units:
 
 
 class Dealing(Partition, ABC):
-    """A partition that shuffles units and hands them out; a subclass only says how."""
+    """A partition that deals units to clients; a subclass implements `deal`."""
 
     @abstractmethod
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
@@ -89,12 +89,12 @@ class Dealing(Partition, ABC):
 
 
 def generator(partition: Partition, seed: int) -> Random:
-    """A private generator; the partition's own seed wins over the one derived from the run's."""
+    """A new generator; the partition's own seed takes precedence over the one derived from the run's."""
     seed = seed if partition.seed is None else partition.seed
     if seed < 0:
         raise PartitionError(f"{partition}: seed {seed} is negative; use 0 or more")
     if partition.legacy:
-        return np.random.RandomState(seed % 2**32)  # the legacy generator takes no more bits
+        return np.random.RandomState(seed % 2**32)  # the legacy generator takes 32 bits
     return np.random.Generator(np.random.PCG64(seed))
 
 

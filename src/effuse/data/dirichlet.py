@@ -1,4 +1,4 @@
-"""Dirichlet partitions: shares of every class, or of the whole, drawn from Dirichlet(beta)."""
+"""Dirichlet partitions: shares of every class, or of all images, drawn from Dirichlet(beta)."""
 
 from typing import Annotated
 
@@ -15,11 +15,11 @@ Count = Annotated[int, Field(ge=1)]
 
 @spec
 class LabelSkew(Dealing):
-    """Every class is shared out by its own Dirichlet(beta) draw; all is redrawn while a client has too few images."""
+    """Divide every class by its own Dirichlet(beta) draw; draw again while a client has fewer than `minimum` images."""
 
     beta: Beta
-    mask: bool = False  # a client that holds its fair part already gets nothing of the classes that follow
-    minimum: Count = 10  # images that every client must have
+    mask: bool = False  # a client that already holds an equal share gets no images of later classes
+    minimum: Count = 10  # images that every client has at least
     tries: Count = 1000  # draws before giving up
     top_up: bool = False  # keep the first draw and move images from the largest clients to those below `minimum`
 
@@ -46,7 +46,7 @@ class LabelSkew(Dealing):
             shares = draw_shares(rng, self.beta, clients)
             if self.mask:
                 shares = _masked(shares, held < units.images / clients, rng)
-            # the published code's rounding is part of its split
+            # the published code does not correct rounding errors, so legacy splits do not either
             pieces = units.cut(members, shares, exactly=not self.legacy)
             held += units.held(pieces)
             for hand, piece in zip(hands, pieces):
@@ -58,9 +58,9 @@ class LabelSkew(Dealing):
         while held.min() < self.minimum:
             poor, rich = int(held.argmin()), int(held.argmax())
             unit = rng.choice(dealt[rich])
-            if held[rich] - units.sizes[unit] < self.minimum:  # would only move the want; also what ends the loop
+            if held[rich] - units.sizes[unit] < self.minimum:  # the richest would have too few; also ends the loop
                 raise PartitionError(
-                    f"{self}: client {poor} has {held[poor]} images and none can spare the rest of minimum={self.minimum}; "
+                    f"{self}: client {poor} has {held[poor]} images and none can spare more for minimum={self.minimum}; "
                     f"lower minimum or clients"
                 )
             dealt[rich] = dealt[rich][dealt[rich] != unit]
@@ -72,21 +72,21 @@ class LabelSkew(Dealing):
 
 @spec
 class QuantitySkew(Dealing):
-    """Clients hold alike images in unlike numbers: sizes are one Dirichlet(beta) draw, redrawn while one is too small."""
+    """Clients differ in size only: sizes are one Dirichlet(beta) draw, redrawn while one is too small."""
 
     beta: Beta
-    minimum: Count = 10  # images that the smallest client must expect
+    minimum: Count = 10  # images that every client expects at least
     tries: Count = 1000  # draws before giving up
 
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
         _require_enough(self, units, clients)
-        order = rng.permutation(len(units))  # once and first: redraws concern the sizes only
+        order = rng.permutation(len(units))  # drawn once: redraws change the sizes only
         for _ in range(self.tries):
             shares = draw_shares(rng, self.beta, clients)
             if shares.min() * units.images < self.minimum:
                 continue
             dealt = units.cut(order, shares)
-            if units.held(dealt).min() > 0:  # a large group may have swallowed a neighbour's share
+            if units.held(dealt).min() > 0:  # a large group may leave the next client empty
                 return dealt
         raise PartitionError(
             f"{self}: in {self.tries} draws the smallest of {clients} clients always expected fewer than "
@@ -95,17 +95,17 @@ class QuantitySkew(Dealing):
 
 
 def draw_shares(rng: Random, beta: float, clients: int) -> np.ndarray:
-    """Shares from Dirichlet(beta), or its limit, all to one client, where tiny beta underflows to 0/0."""
+    """Shares from Dirichlet(beta); if a tiny beta underflows to 0/0, its limit: everything to one client."""
     with np.errstate(all="ignore"):
         shares = rng.dirichlet(np.repeat(beta, clients))
     return shares if np.isclose(shares.sum(), 1.0) else _all_to(rng.choice(clients), clients)
 
 
-def _masked(shares: np.ndarray, open_to_more: np.ndarray, rng: Random) -> np.ndarray:
-    shares = shares * open_to_more
+def _masked(shares: np.ndarray, below_average: np.ndarray, rng: Random) -> np.ndarray:
+    shares = shares * below_average
     if shares.sum() > 0:
         return shares / shares.sum()
-    candidates = np.flatnonzero(open_to_more)  # none is left only when nothing is left to deal
+    candidates = np.flatnonzero(below_average)  # empty only if no images are left
     return _all_to(rng.choice(candidates), len(shares)) if len(candidates) else np.full(len(shares), 1 / len(shares))
 
 

@@ -1,4 +1,4 @@
-"""Where data files are looked for, and what is said when they are not there or not right."""
+"""Find data files, check their arrays, and report what is missing or wrong."""
 
 import os
 from pathlib import Path
@@ -30,24 +30,24 @@ def standard(name: str, remedy: str) -> Path:
 
 
 def locate(path: str) -> Path:
-    """A path given by the user: absolute, or relative to the working folder, or under the data root."""
+    """A path given by the user: absolute, relative to the working folder, or relative to the data root."""
     given = Path(path).expanduser()
     root = data_root()
     candidates = [given] if given.is_absolute() or root is None else [given, root / given]
     for candidate in candidates:
         if candidate.exists():
             return candidate
-    looked, hint = "", ""
+    searched, hint = "", ""
     if not given.is_absolute():
-        looked = f" in {Path.cwd()}" + ("" if root is None else f" nor in {root} ({ROOT})")
-        hint = f", or set {ROOT} to the folder that has it" if root is None else ""
-    raise MissingError(f"{path}: not found{looked}; {misspelt(*candidates) or f'check the path{hint}'}")
+        searched = f" in {Path.cwd()}" + ("" if root is None else f" nor in {root} ({ROOT})")
+        hint = f", or set {ROOT} to the folder that contains it" if root is None else ""
+    raise MissingError(f"{path}: not found{searched}; {misspelt(*candidates) or f'check the path{hint}'}")
 
 
 def pixel_tensor(images: np.ndarray, place: str) -> tuple[Tensor, int]:
     """8- or 16-bit pixels, N x H x W or N x H x W x C, as an N x C x H x W tensor and the integer that means white."""
     if images.ndim not in (3, 4) or 0 in images.shape:
-        raise DataError(f"{place}: images of shape {images.shape}; expected N x H x W or N x H x W x C, none of them 0")
+        raise DataError(f"{place}: images of shape {images.shape}; expected N x H x W or N x H x W x C without zeros")
     if images.dtype not in (np.uint8, np.uint16):
         raise DataError(f"{place}: pixels are {images.dtype}; store them as uint8 or uint16")
     peak = int(np.iinfo(images.dtype).max)
@@ -58,7 +58,7 @@ def pixel_tensor(images: np.ndarray, place: str) -> tuple[Tensor, int]:
 
 
 def label_tensor(labels: np.ndarray, images: int, classes: int, place: str) -> Tensor:
-    """Labels, checked one by one, so that a wrong one can be found."""
+    """Labels as a tensor; an error names the first row with a wrong label."""
     if labels.shape != (images,):
         raise DataError(f"{place}: {images} images but labels of shape {labels.shape}; each image needs one label")
     if not np.issubdtype(labels.dtype, np.integer):

@@ -1,4 +1,4 @@
-"""Image folders: one subfolder per class, or a table of attributes; with groups and with or without a test split."""
+"""Image folders with one subfolder per class or with a table of attributes; groups and a test split are optional."""
 
 import dataclasses
 from pathlib import Path
@@ -24,31 +24,31 @@ CELEBA_CLASSES = ("Male", "Young", "Black_Hair|Brown_Hair|Blond_Hair|Gray_Hair")
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """The images of a folder, before any is opened."""
+    """The image files of a folder, not yet read."""
 
     root: Path
     files: list[str]  # relative to root
     labels: np.ndarray
     classes: tuple[str, ...]
-    splits: list[str] | None = None  # train, test or val for each file; None: to be held out
+    splits: list[str] | None = None  # train, test or val for each file; None: split by holdout
     groups: np.ndarray | None = None
 
 
 @spec
 class Folder(Source):
-    """An image folder with one subfolder per class, perhaps below train/ and test/, or with a table of attributes."""
+    """An image folder with one subfolder per class (optionally below train/ and test/), or with a table of attributes."""
 
     path: str
     attributes: str | None = None  # a CSV in the folder (file name, then columns), or CelebA's list_attr_celeba.txt
-    classes_from: tuple[str, ...] = ()  # columns whose combinations are the classes; "A|B" is the first that is true
-    groups: str | None = None  # a CSV (or headless .txt) of file name and group, or a column of the attributes
-    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.2  # for testing, where no folder, column or file says which
+    classes_from: tuple[str, ...] = ()  # columns whose combinations are the classes; "A|B": the first true one
+    groups: str | None = None  # a CSV (or .txt without heading) of file name and group, or a column of the attributes
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.2  # the test share, if no folder, column or file defines the split
     transforms: tuple[Transform, ...] = ()
 
     def load(self, split: Split) -> Dataset:
         root = locate(self.path)
         if not root.is_dir():
-            raise DataError(f"{root}: is not a folder; give the folder that holds the images")
+            raise DataError(f"{root}: not a folder; give the folder that holds the images")
         if self.attributes is None:
             listing = list_subfolders(root)
         else:
@@ -60,7 +60,7 @@ class Folder(Source):
 
 @spec
 class CelebA(Source, name="celeba"):
-    """CelebA's 16 classes, Male x Young x hair colour, from EFFUSE_DATA/celeba; images of no such hair are left out."""
+    """CelebA's 16 classes, Male x Young x hair colour, from EFFUSE_DATA/celeba; images without hair colour are left out."""
 
     classes_from: tuple[str, ...] = CELEBA_CLASSES  # ["Male", "Young"] makes four classes of all images
     transforms: tuple[Transform, ...] = ()
@@ -111,9 +111,9 @@ def list_subfolders(root: Path) -> Listing:
     labels: list[int] = []
     splits: list[str] = []
     for part, folder in parts.items():
-        strange = [name for name in _subfolder_names(folder) if name not in classes]
-        if strange:
-            raise DataError(f"{folder / strange[0]}: a class that {top} does not have; its classes: {', '.join(classes)}")
+        unknown = [name for name in _subfolder_names(folder) if name not in classes]
+        if unknown:
+            raise DataError(f"{folder / unknown[0]}: a class that {top} does not have; its classes: {', '.join(classes)}")
         for label, name in enumerate(classes):
             found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
             if not found and part == "train":
@@ -129,7 +129,7 @@ def _subfolder_names(folder: Path) -> tuple[str, ...]:
 
 
 def list_table(root: Path, table: AttributeTable, classes_from: tuple[str, ...], groups: str | None) -> Listing:
-    """Images named by a table, their class made of its columns."""
+    """Images listed in a table, with classes from its columns."""
     splits = _read_splits(table)
     described = [c for c in table.columns if c not in (SPLIT_COLUMN, groups)]
     columns = classes_from or (("label",) if "label" in described else tuple(described))
@@ -149,7 +149,7 @@ def list_table(root: Path, table: AttributeTable, classes_from: tuple[str, ...],
 
 
 def _read_splits(table: AttributeTable) -> dict[str, str] | None:
-    """The split of each file, from a column or from the file that CelebA keeps beside its attributes."""
+    """The split of each file, from a column or from CelebA's list_eval_partition file."""
     if SPLIT_COLUMN in table.columns:
         return dict(zip(table.rows, table.values(SPLIT_COLUMN)))
     if table.path.name.startswith("list_attr_"):
@@ -168,7 +168,7 @@ def _split_of(splits: dict[str, str], file: str, table: AttributeTable) -> str:
 
 def _with_groups(listing: Listing, table: AttributeTable) -> Listing:
     if not table.columns:
-        raise DataError(f"{table.path}: has no group column; expected file name and group")
+        raise DataError(f"{table.path}: no group column; expected file name and group")
     for file in listing.files:
         if file not in table.rows:
             raise DataError(f"{table.path}: no line for {file}; give every image a group")
@@ -177,7 +177,7 @@ def _with_groups(listing: Listing, table: AttributeTable) -> Listing:
 
 
 def _beside(root: Path, name: str) -> Path:
-    path = root / Path(name).expanduser()  # an absolute name stays itself
+    path = root / Path(name).expanduser()  # an absolute path replaces root
     if not path.is_file():
         raise MissingError(f"{path}: not found; give a table's path from {root} or, for groups, a column of the attributes")
     return path

@@ -1,13 +1,13 @@
-"""A fixed test split for data that come without one: no randomness, so every run and site holds out the same images."""
+"""A fixed test split for data without one. It is not random: every run and site holds out the same images."""
 
 import numpy as np
 
 
 def held_out(labels: np.ndarray, fraction: float, groups: np.ndarray | None = None) -> np.ndarray:
-    """Which images are for testing: of every class each 1/fraction-th in order, or whole groups where there are any."""
+    """A mask of the test images: in every class each 1/fraction-th in order, or whole groups if there are groups."""
     if groups is not None:
         names, number = np.unique(groups, return_inverse=True)
-        return _every(len(names), fraction)[number.reshape(-1)]  # a patient in both splits would flatter every test
+        return _every(len(names), fraction)[number.reshape(-1)]  # a patient in both splits would bias every test
     test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)

@@ -1,4 +1,4 @@
-"""Image sets of the Hugging Face hub, or in its formats on disk, through the `datasets` library (an optional extra)."""
+"""Image data sets of the Hugging Face hub or in its formats on disk, read with the optional `datasets` library."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ from effuse.data.transforms import Transform, flips
 
 @spec
 class Hf(Source):
-    """A data set by its hub name or local path, `hf:NAME` for short, through the `datasets` library."""
+    """A data set by its hub name or local path, `hf:NAME` for short, read with the `datasets` library."""
 
     path: str
     config: str | None = None
     image: str | None = None  # the column of images; None: the only one of that type
     label: str | None = None  # the column of labels; None: the only one of class labels
-    train: str = "train"  # slices such as "train[:80%]" work where a set has no test split
+    train: str = "train"  # if a set has no test split, slices such as "train[:80%]" work
     test: str = "test"
-    revision: str | None = None  # a commit of the hub, to read the same data again
+    revision: str | None = None  # a commit of the hub, for reproducible data
     transforms: tuple[Transform, ...] = ()
 
     def load(self, split: Split) -> Dataset:
@@ -50,7 +50,7 @@ class Hf(Source):
                 return image_tensor(rows[i][image], places[i])
             except DataError:
                 raise
-            except Exception as error:  # whatever the library or the decoder below it raises
+            except Exception as error:  # the library and its decoders raise many types
                 raise DataError(f"{places[i]}: cannot be read as an image ({error}); remove the row") from None
 
         images, peak = stack(places, read, self.transforms)
@@ -63,13 +63,13 @@ class Hf(Source):
             raise MissingError(f"hf:{self.path}: needs the datasets library; pip install effuse[hf]") from None
         try:
             return datasets.load_dataset(self.path, self.config, split=split, revision=self.revision)
-        except Exception as error:  # the library raises dozens of types; all mean that there is no data
+        except Exception as error:  # the library raises many types; all mean that loading failed
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             remedy = "check name, config, split and network"
             raise MissingError(f"hf:{self.path}: split '{split}' cannot be loaded ({reason}); {remedy}") from None
 
     def _distinct(self, label: str) -> list[str]:
-        """Class names from the training labels, where the column is not of the class label type."""
+        """Class names from the training labels, if the column does not name them."""
         values = set(self._rows(self.train)[label])
         return [str(value) for value in sorted(values)]
 

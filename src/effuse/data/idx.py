@@ -26,7 +26,7 @@ HOW_TO_GET = {
 
 @spec
 class MNIST(Source):
-    """Handwritten digits, 60,000 and 10,000 grey images of 28x28, from EFFUSE_DATA/mnist."""
+    """Handwritten digits: 60,000 training and 10,000 test images, 28x28 grey, from EFFUSE_DATA/mnist."""
 
     transforms: tuple[Transform, ...] = ()
 
@@ -36,7 +36,7 @@ class MNIST(Source):
 
 @spec
 class FashionMNIST(Source):
-    """Articles of clothing, in the format and the numbers of MNIST, from EFFUSE_DATA/fashion_mnist."""
+    """Articles of clothing, in MNIST's format and numbers, from EFFUSE_DATA/fashion_mnist."""
 
     transforms: tuple[Transform, ...] = ()
 
@@ -72,9 +72,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         raise DataError(f"{path}: begins with {found} instead of the magic number {expected.hex()}; fetch the file again")
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise DataError(f"{path}: {len(content)} bytes, its header alone needs {start}; fetch the file again")
+        raise DataError(f"{path}: {len(content)} bytes, but its header alone needs {start}; fetch the file again")
     shape = tuple(int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4))
     size = start + math.prod(shape)
     if len(content) != size:
-        raise DataError(f"{path}: {len(content)} bytes, its header {shape} promises {size}; fetch the file again")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()  # writable, as torch wants it
+        raise DataError(f"{path}: {len(content)} bytes, but its header {shape} means {size}; fetch the file again")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()  # torch needs a writable array

@@ -1,4 +1,4 @@
-"""Image files to tensors: decoded, transformed one by one, stacked."""
+"""Read image files into one tensor: decode, transform and stack them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
-# Modes that hold more than pixels (palettes, transparency, print inks) become the plain mode that shows the same.
+# Modes with palettes, transparency or print colours are converted to grey or RGB.
 PLAIN_MODES = {"1": "L", "LA": "L", "La": "L", "P": "RGB", "PA": "RGB", "RGBA": "RGB", "RGBa": "RGB", "RGBX": "RGB"}
 PLAIN_MODES |= {"CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB"}
-SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")  # Pillow's grey modes; it reads 16-bit colour as 8-bit
+SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")  # Pillow's 16-bit grey modes; it reads 16-bit colour as 8-bit
 
 
 def read_image(path: Path) -> tuple[Tensor, int]:
@@ -32,14 +32,14 @@ def read_image(path: Path) -> tuple[Tensor, int]:
         with Image.open(path) as picture:
             return image_tensor(picture, str(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: not found; put the image there or take it out of the table") from None
+        raise DataError(f"{path}: not found; put the image there or remove it from the table") from None
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: cannot be read as an image ({error}); replace or remove the file") from None
 
 
 def image_tensor(picture: "Image", place: str) -> tuple[Tensor, int]:
     """A decoded picture as a 1 x C x H x W tensor and the integer that means white."""
-    picture.load()  # a truncated file must fail here, not give grey pixels
+    picture.load()  # a truncated file must fail, not give grey pixels
     if picture.mode in SIXTEEN_BIT:
         wide = np.asarray(picture).astype(np.int64)
         if wide.min() < 0 or wide.max() > 65535:
@@ -64,21 +64,21 @@ def stack(
         except DataError as error:
             raise DataError(f"{places[i]}: {error}") from None
 
-    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))  # decoding releases the interpreter
+    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))  # decoding releases the GIL
     try:
         ready = pool.map(prepare, range(len(places)))
         first, peak = next(ready)
         images = torch.empty((len(places), *first.shape[1:]), dtype=first.dtype)
         images[0] = first[0]
         for i, (image, its_peak) in enumerate(ready, start=1):
-            _check_alike(places, i, (image, its_peak), (first, peak))
+            _check_same(places, i, (image, its_peak), (first, peak))
             images[i] = image[0]
         return images, peak
     finally:
-        pool.shutdown(cancel_futures=True)  # after an error the rest need not be read
+        pool.shutdown(cancel_futures=True)  # after an error, skip the other images
 
 
-def _check_alike(places: Sequence[str], i: int, this: tuple[Tensor, int], first: tuple[Tensor, int]) -> None:
+def _check_same(places: Sequence[str], i: int, this: tuple[Tensor, int], first: tuple[Tensor, int]) -> None:
     (image, peak), (other, other_peak) = this, first
     if image.shape == other.shape and peak == other_peak:
         return

@@ -1,4 +1,4 @@
-"""npz archives with MedMNIST's keys: train_images, train_labels, test_images, test_labels, and val_ ones."""
+"""npz archives with MedMNIST's keys: train_images, train_labels, and the same with test_ and val_."""
 
 import zipfile
 import zlib
@@ -30,11 +30,11 @@ PATHMNIST_CLASSES = (
 
 @spec
 class Npz(Source):
-    """An npz archive: images N x H x W or N x H x W x C of uint8 or uint16, labels N or N x 1, and SPLIT_groups if any."""
+    """An npz archive: images N x H x W or N x H x W x C of uint8 or uint16, labels N or N x 1, optionally SPLIT_groups."""
 
     path: str
-    classes: tuple[str, ...] = ()  # names; without them the training labels say how many classes there are
-    val: Literal["ignore", "train", "test"] = "ignore"  # the split that validation images join
+    classes: tuple[str, ...] = ()  # names; by default numbers up to the largest training label
+    val: Literal["ignore", "train", "test"] = "ignore"  # the split to which validation images are added
     transforms: tuple[Transform, ...] = ()
 
     def load(self, split: Split) -> Dataset:
@@ -43,7 +43,7 @@ class Npz(Source):
 
 @spec
 class CIFAR10(Source):
-    """Photographs of ten things, 50,000 and 10,000 of 32x32x3, from EFFUSE_DATA/cifar10.npz."""
+    """Photographs in ten classes: 50,000 training and 10,000 test images, 32x32 RGB, from EFFUSE_DATA/cifar10.npz."""
 
     transforms: tuple[Transform, ...] = ()
 
@@ -53,7 +53,7 @@ class CIFAR10(Source):
 
 @spec
 class CIFAR100(Source):
-    """Photographs of a hundred things, 50,000 and 10,000 of 32x32x3, from EFFUSE_DATA/cifar100.npz."""
+    """Photographs in 100 classes: 50,000 training and 10,000 test images, 32x32 RGB, from EFFUSE_DATA/cifar100.npz."""
 
     transforms: tuple[Transform, ...] = ()
 
@@ -73,7 +73,7 @@ def _cifar(file: str, labels: str, split: Split, classes: tuple[str, ...], trans
 
 @spec
 class PathMNIST(Source, name="pathmnist"):
-    """MedMNIST's colon pathology, nine tissues of 28x28x3, from EFFUSE_DATA/pathmnist.npz."""
+    """MedMNIST's colon pathology: nine tissues, 28x28 RGB, from EFFUSE_DATA/pathmnist.npz."""
 
     transforms: tuple[Transform, ...] = ()
 
@@ -92,16 +92,16 @@ def read_npz(path: Path, split: Split, names: tuple[str, ...], val: str, transfo
         raise DataError(f"{path}: holds a single array; expected an npz archive of train_images, train_labels, ...")
     with archive:
         classes = names or _count_classes(_array(archive, "train_labels", path), path)
-        parts = [split, "val"] if val == split else [split]
+        parts: list[str] = [split, "val"] if val == split else [split]
         images, peak = pixel_tensor(_joined(archive, parts, "images", path), f"{path}: {split}_images")
         labels = _joined(archive, parts, "labels", path)
         groups = None
         if f"{split}_groups" in archive:
-            names = _joined(archive, parts, "groups", path)
-            groups = torch.from_numpy(np.unique(names, return_inverse=True)[1].reshape(-1))
+            stored = _joined(archive, parts, "groups", path)
+            groups = torch.from_numpy(np.unique(stored, return_inverse=True)[1].reshape(-1))
     if groups is not None and len(groups) != len(images):
         raise DataError(f"{path}: {split}_groups has {len(groups)} entries for {len(images)} images; give one group to each")
-    if labels.shape == (len(images), 1):  # MedMNIST's own form
+    if labels.shape == (len(images), 1):  # MedMNIST's shape
         labels = labels[:, 0]
     checked = label_tensor(labels, len(images), len(classes), f"{path}: {split}_labels")
     return prepared(images, checked, classes, split=split, transforms=transforms, peak=peak, groups=groups)
@@ -124,7 +124,7 @@ def _joined(archive: np.lib.npyio.NpzFile, parts: list[str], kind: str, path: Pa
         if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
             raise DataError(
                 f"{path}: {part}_{kind} has rows of {array.shape[1:]} {array.dtype}, {parts[0]}_{kind} of "
-                f"{first.shape[1:]} {first.dtype}; store them alike or set val='ignore'"
+                f"{first.shape[1:]} {first.dtype}; store both in one form or set val='ignore'"
             )
     return np.concatenate(arrays) if len(arrays) > 1 else first
 
@@ -133,7 +133,7 @@ def _count_classes(labels: np.ndarray, path: Path) -> tuple[str, ...]:
     if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
         raise DataError(f"{path}: train_labels are {labels.size} values of {labels.dtype}; store them as integers from 0")
     count = int(labels.max()) + 1
-    if count > labels.size:  # such a label is a slip, and networks are made as wide as it says
+    if count > labels.size:  # surely a mistake, and it would make huge networks
         row = int(labels.reshape(-1).argmax())
         value = f"label {count - 1} in a set of {labels.size} images"
         raise DataError(f"{path}: train_labels: row {row} has {value}; number the classes from 0")

@@ -1,4 +1,4 @@
-"""Partitions without a distribution to draw: even, sorted shards, few classes, biased clients, long tails, domains."""
+"""Partitions without Dirichlet draws: even, sorted shards, few classes, biased clients, domains, long tails."""
 
 import dataclasses
 from typing import Annotated
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1)]
 
 @spec
 class Iid(Dealing):
-    """Shuffle and deal evenly."""
+    """Shuffle the images and deal them evenly."""
 
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
         return deal_evenly(units, np.arange(len(units)), clients, rng)
@@ -34,7 +34,7 @@ class Shards(Dealing):
         count = clients * self.per_client
         if count > len(units):
             raise PartitionError(f"{self}: {len(units)} units cannot fill {count} shards; lower per_client or clients")
-        shards = np.array_split(np.argsort(units.labels, kind="stable"), count)  # a remainder lengthens the first ones
+        shards = np.array_split(np.argsort(units.labels, kind="stable"), count)  # the first shards take the remainder
         hands = rng.permutation(count).reshape(clients, self.per_client)
         return [np.concatenate([shards[i] for i in hand]) for hand in hands]
 
@@ -54,7 +54,7 @@ class Classes(Dealing):
             )
         holders: list[list[int]] = [[] for _ in present]
         for client in rng.permutation(clients):
-            # the rarest classes first, ties at random: every class finds a holder and none has many more than another
+            # assign the classes with the fewest holders first, ties at random: every class gets a similar number of holders
             ties = rng.permutation(len(present))
             rarest = sorted(range(len(present)), key=lambda c: (len(holders[c]), ties[c]))
             for c in rarest[: self.per_client]:
@@ -64,9 +64,9 @@ class Classes(Dealing):
 
 @spec
 class NID2(Dealing):
-    """FedDifRC's NID2: six clients of one class each, the others of all; the holders of a class share its images evenly."""
+    """FedDifRC's NID2: six clients hold one class each, the others all; the holders of a class share its images evenly."""
 
-    biased: Count = 6  # clients of a single class; clients beyond them are unbiased
+    biased: Count = 6  # clients with a single class
 
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
         if clients <= self.biased:
@@ -82,10 +82,12 @@ class NID2(Dealing):
 
 @spec
 class Domains(Dealing):
-    """Every client holds images of one domain (one source of a `union`), dealt evenly within it."""
+    """Every client holds images of one domain (a source of a `union`); a domain is dealt evenly."""
 
     per_domain: tuple[Count, ...]  # clients of each domain, in the order of the union's sources
-    fraction: Annotated[float, Field(gt=0, le=1)] | None = None  # of its domain that each client holds; None: all is dealt
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = (
+        None  # the share of its domain that a client holds; None: deal everything
+    )
 
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
         if units.domains is None:
@@ -110,9 +112,9 @@ class Domains(Dealing):
 
 @spec
 class LongTail(Partition):
-    """Keep int(n_max * rho ** (-j / (C - 1))) images of class j, then deal what is left by another partition."""
+    """Keep int(n_max * rho ** (-j / (C - 1))) images of class j, then deal them by another partition."""
 
-    rho: Annotated[float, Field(ge=1, allow_inf_nan=False)]  # the largest class over the smallest
+    rho: Annotated[float, Field(ge=1, allow_inf_nan=False)]  # size of the largest class divided by that of the smallest
     then: Partition = Iid()
 
     def split(self, dataset: Dataset, clients: int, seed: int) -> list[np.ndarray]:
@@ -127,20 +129,20 @@ class LongTail(Partition):
         return [rows[part] for part in then.split(_without_pixels(dataset, rows), clients, seed)]
 
     def counts(self, sizes: list[int]) -> list[int]:
-        """Images that stay of each class; a class that has fewer keeps them all."""
+        """The number of images kept of each class; a class with fewer keeps all."""
         steps = max(len(sizes) - 1, 1)
         tail = (max(1, int(max(sizes) * self.rho ** (-j / steps))) for j in range(len(sizes)))
         return [min(size, count) for size, count in zip(sizes, tail)]
 
 
 def deal_evenly(units: Units, members: np.ndarray, clients: int, rng: Random) -> list[np.ndarray]:
-    """Shuffle some units and deal them so that clients hold like numbers of images."""
+    """Shuffle units and deal them so that clients hold similar numbers of images."""
     order = rng.permutation(members)
     if (units.sizes[order] == 1).all():
         return np.array_split(order, clients)
     hands: list[list[int]] = [[] for _ in range(clients)]
     held = np.zeros(clients, np.int64)
-    for unit in order:  # unlike sizes: each unit goes to whoever has least
+    for unit in order:  # give each unit to the client with the fewest images
         client = int(held.argmin())
         hands[client].append(unit)
         held[client] += units.sizes[unit]
@@ -159,7 +161,7 @@ def _share_classes(
 
 
 def _without_pixels(dataset: Dataset, rows: np.ndarray) -> Dataset:
-    """Some rows of a data set as a partition sees it: nothing is copied but labels."""
+    """Some rows of a data set for a partition, without copying images."""
     index = torch.from_numpy(rows)
     return dataclasses.replace(
         dataset,

@@ -1,7 +1,7 @@
-"""Sources that need no files: embedded digits, labels without images, and several sources side by side."""
+"""Sources without files of their own: embedded digits, labels without images, subsets and unions of sources."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=1)]
 
 @spec
 class Digits(Source):
-    """scikit-learn's embedded handwritten digits, 8x8 grey; every fifth image of each class is for testing."""
+    """scikit-learn's handwritten digits, 8x8 grey, installed with it; every fifth image of each class is for testing."""
 
     transforms: tuple[Transform, ...] = ()
 
@@ -38,7 +38,7 @@ class Digits(Source):
 
 @spec
 class Elsewhere(Source):
-    """Images that only the sites of a federation have: the server knows their shape and what their classes are called."""
+    """Images that only the sites of a federation have; the server knows their shape and the names of their classes."""
 
     side: Count
     channels: Count
@@ -51,10 +51,10 @@ class Elsewhere(Source):
 
 @spec
 class Labels(Source):
-    """Labels alone, class after class, for a dry run: images have a shape and no pixels."""
+    """Labels without images, sorted by class, for a dry run: images have a shape but no pixels."""
 
     sizes: tuple[Count, ...]  # training images of each class
-    test: tuple[Count, ...] = ()  # test images of each class; without them a sixth of `sizes`, as MNIST has
+    test: tuple[Count, ...] = ()  # test images of each class; by default a sixth of `sizes`, as in MNIST
     side: Count = 28
     channels: Count = 1
     transforms: tuple[Transform, ...] = ()
@@ -75,7 +75,7 @@ class Labels(Source):
 
 @spec
 class Some(Source):
-    """A fixed random choice of another source's training images; all of its test images."""
+    """A fixed random subset of another source's training images, and all of its test images."""
 
     source: Source
     n: Count
@@ -89,13 +89,14 @@ class Some(Source):
             raise DataError(f"some: n={self.n}, but {self.source} has {len(whole)} training images; lower n")
         chosen = Stream(("some", self.seed)).numpy().permutation(len(whole))[: self.n]
         rows = torch.from_numpy(chosen).sort().values
-        kept = {k: getattr(whole, k) for k in ("images", "labels", "groups", "domains")}
-        return dataclasses.replace(whole, **{k: None if v is None else v[rows] for k, v in kept.items()})
+        columns = {k: getattr(whole, k) for k in ("images", "labels", "groups", "domains")}
+        subset: dict[str, Any] = {k: None if v is None else v[rows] for k, v in columns.items()}
+        return dataclasses.replace(whole, **subset)
 
 
 @spec
 class Union(Source):
-    """Several sources of the same classes and, after transforms, the same shape; each is a domain."""
+    """Several sources of the same classes and, after transforms, the same shape; each source is a domain."""
 
     sources: tuple[Source, ...]
     transforms: tuple[Transform, ...] = ()  # applied after those of each source
@@ -108,7 +109,7 @@ class Union(Source):
         parts = [source.load(split) for source in self.sources]
         images = [transform(part.images, self.transforms, part.peak) for part in parts]
         for source, part, pixels in zip(self.sources, parts, images):
-            self._check_alike(source, (part, pixels), (parts[0], images[0]))
+            self._check_same(source, (part, pixels), (parts[0], images[0]))
         return Dataset(
             images=torch.cat(images),
             labels=torch.cat([part.labels for part in parts]),
@@ -119,7 +120,7 @@ class Union(Source):
             flip=flips(self.transforms, split) or parts[0].flip,
         )
 
-    def _check_alike(self, source: Source, this: tuple[Dataset, Tensor], first: tuple[Dataset, Tensor]) -> None:
+    def _check_same(self, source: Source, this: tuple[Dataset, Tensor], first: tuple[Dataset, Tensor]) -> None:
         part, pixels = this
         other, other_pixels = first
         differences = (
@@ -129,13 +130,13 @@ class Union(Source):
             ("flip", part.flip, other.flip, "put flip() in the union's own transforms"),
             ("pixels missing", pixels.is_meta, other_pixels.is_meta, "join labels() with labels() only"),
         )
-        for what, mine, theirs, remedy in differences:
-            if mine != theirs:
-                raise DataError(f"union: {source} has {what} {mine}, {self.sources[0]} {theirs}; {remedy}")
+        for what, value, expected, remedy in differences:
+            if value != expected:
+                raise DataError(f"union: {source} has {what} {value}, {self.sources[0]} {expected}; {remedy}")
 
 
 def _joined_groups(parts: list[Dataset]) -> Tensor | None:
-    """Groups of different sources are different; where a source has none each image is its own."""
+    """Groups of all sources, numbered apart; in a source without groups each image is a group."""
     if all(part.groups is None for part in parts):
         return None
     joined, start = [], 0

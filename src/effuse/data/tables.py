@@ -1,4 +1,4 @@
-"""Tables beside an image folder: attributes and groups as CSV, or in CelebA's own text format."""
+"""Read tables of attributes and groups of an image folder, as CSV or in CelebA's text format."""
 
 import csv
 import dataclasses
@@ -8,12 +8,12 @@ from pathlib import Path
 from effuse.core.errors import DataError, nearest
 
 TRUE = ("1", "true", "yes")  # everything else, such as CelebA's -1, is false
-ALTERNATIVES = "|"  # "Black_Hair|Brown_Hair": the first of them that is true
+ALTERNATIVES = "|"  # "Black_Hair|Brown_Hair": the first that is true
 
 
 @dataclasses.dataclass(frozen=True)
 class AttributeTable:
-    """Columns of text, looked up by image file."""
+    """Columns of text by image file."""
 
     path: Path
     columns: tuple[str, ...]
@@ -31,7 +31,7 @@ class AttributeTable:
 
 
 def read_table(path: Path, headings: tuple[str, ...] | None = None) -> AttributeTable:
-    """A table whose first column names image files; `headings` are those of a file that has none."""
+    """A table whose first column names image files; `headings` names the columns of a .txt file without headings."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -42,9 +42,9 @@ def read_table(path: Path, headings: tuple[str, ...] | None = None) -> Attribute
         try:
             cells, start = list(csv.reader(lines)), 1
         except csv.Error as error:
-            raise DataError(f"{path}: is not a CSV ({error}); write commas between the values") from None
+            raise DataError(f"{path}: not a CSV ({error}); write commas between the values") from None
     if not cells:
-        raise DataError(f"{path}: is empty; expected a heading, then one line per image")
+        raise DataError(f"{path}: empty; expected a heading, then one line per image")
     columns = tuple(name.strip() for name in cells[0][1:])
     rows: dict[str, list[str]] = {}
     for number, row in enumerate(cells[1:], start=start + 1):
@@ -60,22 +60,25 @@ def read_table(path: Path, headings: tuple[str, ...] | None = None) -> Attribute
 
 
 def _read_celeba(lines: list[str], headings: tuple[str, ...] | None, path: Path) -> tuple[list[list[str]], int]:
-    """CelebA's text: the number of images, then attribute names, then one line per image; or lines alone."""
+    """CelebA's text: the number of images, attribute names, and one line per image; with `headings`, only the latter."""
     rows = [line.split() for line in lines]
     if headings is not None:
         return [["file", *headings], *rows], 0
     if len(rows) < 2 or len(rows[0]) != 1 or not rows[0][0].isdigit():
-        raise DataError(f"{path}: does not begin with a number of images and attribute names; use a .csv for other tables")
+        raise DataError(
+            f"{path}: the first two lines must be the number of images and the attribute names; use a .csv for other tables"
+        )
     found = sum(1 for row in rows[2:] if row)
     if found != int(rows[0][0]):
-        raise DataError(f"{path}: promises {rows[0][0]} images and has {found}; fetch the file again")
+        raise DataError(f"{path}: its first line says {rows[0][0]} images, but it has {found}; fetch the file again")
     return [["file", *rows[1]], *rows[2:]], 2
 
 
 def label_rows(table: AttributeTable, columns: tuple[str, ...]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """A label for each file from the combination of columns, and the names of all combinations, the first column slowest.
+    """A label for each file from the combination of columns, and the names of all combinations.
 
-    A column `A|B|C` stands for the first of these attributes that is true; files without any of them get no label.
+    The first column varies slowest. A column `A|B|C` means the first of these attributes that is true. Files without any of
+    them get no label.
     """
     choices = [_choices(table, column) for column in columns]
     sizes = [len(names) for _, names in choices]
@@ -108,7 +111,7 @@ def _choices(table: AttributeTable, column: str) -> tuple[list[int | None], list
 
 
 def _natural(value: str) -> tuple[int, int, str]:
-    """Integers in their own order, before other text."""
+    """A sort key: integers in numerical order, before other text."""
     try:
         return (0, int(value), value)
     except ValueError:

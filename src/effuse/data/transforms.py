@@ -1,4 +1,4 @@
-"""Transforms: what happens to every stored image once, in both splits, so that FID references see the same."""
+"""Transforms of stored images. They apply once to both splits, so that FID references match."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from effuse.core.errors import DataError
 from effuse.core.spec import Spec, spec
 
 CHUNK = 4096  # images transformed at a time: bounds the memory of float copies
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow's conversion to grey
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's conversion to grey
 
 Side = Annotated[int, Field(ge=1)]
 
@@ -31,7 +31,7 @@ class Transform(Spec, ABC):
 
 @spec
 class Resize(Transform):
-    """Scale to side x side, bilinear and antialiased by torch; proportions are not kept, so `crop` comes first."""
+    """Scale to side x side, bilinear and antialiased; this distorts images that are not square, so `crop` first."""
 
     side: Side
 
@@ -59,7 +59,7 @@ class Crop(Transform):
 
 @spec
 class Pad(Transform):
-    """Frame with black, up to side x side or by an amount at every edge."""
+    """Add a black frame, up to side x side or by an amount at every edge."""
 
     side: Side | None = None
     amount: Side | None = None
@@ -94,19 +94,19 @@ class Channels(Transform):
         if (have, self.n) == (3, 1):
             weights = torch.tensor(LUMA, device=images.device).view(1, 3, 1, 1)
             return (images * weights).sum(1, keepdim=True).round().clamp(0, peak).to(images.dtype)
-        raise DataError(f"{self}: no rule makes {self.n} channels of {have}; only grey to any and RGB to grey are known")
+        raise DataError(f"{self}: cannot convert {have} channels to {self.n}; only grey to any number and RGB to grey work")
 
 
 @spec
 class Flip(Transform):
-    """Mirror half of the images of every training batch; stored images stay as they are."""
+    """Mirror half of the images of every training batch; stored images do not change."""
 
     def apply(self, images: Tensor, peak: int) -> Tensor:
         return images
 
 
 def transform(images: Tensor, transforms: Sequence[Transform], peak: int) -> Tensor:
-    """Apply transforms in order, by chunks; where there are no pixels only the shape changes."""
+    """Apply transforms in order, by chunks; images without pixels only change their shape."""
 
     def apply(part: Tensor) -> Tensor:
         return functools.reduce(lambda changed, step: step.apply(changed, peak), transforms, part)
@@ -133,7 +133,7 @@ def prepared(
     peak: int = 255,
     groups: Tensor | None = None,
 ) -> Dataset:
-    """A data set of images as they were stored, transforms applied."""
+    """A data set of stored images, with transforms applied."""
     return Dataset(
         images=transform(images, transforms, peak),
         labels=labels,

@@ -1,4 +1,4 @@
-"""Recipes and tables are functions, found by name: `demo`, `feddiffuse.full(profile="code")`, `feddiffuse.table1`."""
+"""Find recipes and tables by name: `demo`, `feddiffuse.full(profile="code")`, `feddiffuse.table1`. Each is a function."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ from effuse.core.table import Table
 
 @functools.cache
 def catalogue() -> dict[str, Callable[..., Recipe]]:
-    """Every public function of this package's modules that returns a Recipe; `demo.demo` is just `demo`."""
+    """Every public function of this package's modules that returns a Recipe; `demo.demo` is called `demo`."""
     return _functions(Recipe)
 
 
@@ -35,7 +35,7 @@ def _functions(kind: type) -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         loaded = importlib.import_module(module.name)
-        short = module.name.removeprefix(f"{__name__}.").partition(".")[0]  # a paper's recipes may fill a folder
+        short = module.name.removeprefix(f"{__name__}.").partition(".")[0]  # a paper's recipes may be in a folder
         for name, function in inspect.getmembers(loaded, inspect.isfunction):
             local = function.__module__ == loaded.__name__ and not name.startswith("_")
             if local and typing.get_type_hints(function).get("return") is kind:
@@ -44,8 +44,8 @@ def _functions(kind: type) -> dict[str, Callable[..., Any]]:
 
 
 def find_recipe(source: str) -> tuple[str, Recipe]:
-    """The recipe behind a name, a call, or the path of a manifest; and what to call it."""
-    # a recipe's name wins over a folder that happens to be called the same
+    """A name for the recipe, and the recipe behind a name, a call, or the path of a manifest."""
+    # a recipe takes precedence over a folder of the same name
     path = source.endswith(".json") or ("/" in source and "(" not in source)
     if path or (source not in catalogue() and os.path.exists(source)):
         manifest = read_manifest(Path(source))
@@ -65,7 +65,7 @@ def find_table(source: str) -> tuple[str, Table]:
 
 
 def _called(kind: str, source: str, call: Any, known: dict[str, Callable[..., Any]]) -> tuple[str, Any]:
-    """What a function of the catalogue gives for the arguments of a parsed call, and its name."""
+    """The name of a function of the catalogue, and its result for the arguments of a parsed call."""
     if not isinstance(call, Call):
         raise RecipeError(f"'{source}' is not a {kind}; {nearest(source, known)}")
     function = known.get(call.name)
@@ -87,7 +87,7 @@ def _called(kind: str, source: str, call: Any, known: dict[str, Callable[..., An
             raise RecipeError(f"{kind} {call.name}: {key}={given[key]!r}; {nearest(str(given[key]), map(str, choices))}")
     strict = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
     try:
-        return call.name, pydantic.validate_call(function, config=strict)(**given)
+        return call.name, pydantic.validate_call(config=strict)(function)(**given)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

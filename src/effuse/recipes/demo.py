@@ -1,4 +1,4 @@
-"""The demo: handwritten digits, five sites with different digits each, one generator."""
+"""The demo: five sites that hold different handwritten digits train one generator."""
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.recipe import Evaluate, Recipe

@@ -1,4 +1,4 @@
-"""Seeds that values are chosen on are never those that results are reported on."""
+"""Seeds for tuning and seeds for results, which never overlap."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ FIRST_TUNING_SEED = 100
 
 
 def refuse_results(table: str, seeds: Sequence[int]) -> None:
-    """Refuse a table of results on a seed that is for tuning."""
+    """Refuse a table of results on tuning seeds."""
     if any(seed >= FIRST_TUNING_SEED for seed in seeds):
         raise RecipeError(f"{table}: seeds from {FIRST_TUNING_SEED} on are for tuning; choose lower ones")
 
 
 def refuse_tuning(table: str, seed: int) -> None:
-    """Refuse to tune on a seed that is for results."""
+    """Refuse tuning on a seed for results."""
     if seed < FIRST_TUNING_SEED:
         raise RecipeError(f"{table}: seed {seed} is for results; choose {FIRST_TUNING_SEED} or more")

@@ -1,4 +1,4 @@
-"""Beginning a run, and going on with one: what cannot work is refused, an engine is chosen, and the rounds are played."""
+"""Start or resume a run: refuse what cannot work, choose an engine, run the rounds."""
 
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,33 @@ from effuse.transport.trial import side_by_side
 
 
 def _in_process(kind: type[InProcess]) -> Engine:
-    def make(stage: EngineContext) -> Federation:
-        recipe, device = stage.recipe, stage.machines[0].device
+    def make(context: EngineContext) -> Federation:
+        recipe, device = context.recipe, context.machines[0].device
         with span("data"):
-            shards = recipe.shards(stage.train)
-        machines = side_by_side(stage.machines, recipe, stage.train, stage.say)
-        snapshots = on_disk(stage.folder)
-        processes = pick_workers(stage.workers, device, recipe.clients)
+            shards = recipe.shards(context.train)
+        machines = side_by_side(context.machines, recipe, context.train, context.say)
+        snapshots = on_disk(context.folder)
+        processes = pick_workers(context.workers, device, recipe.clients)
         if processes == 1:
             return kind(recipe, shards, *machines, snapshots=snapshots)
         each = slots_each(len(machines), processes, device)
-        for machine in stage.machines:
-            machine.forget(recipe.model)  # what the trial recorded would lie beside the workers' own recordings
-        places: dict[str, Any] = {"snapshots": snapshots, "folder": stage.folder, "workers": processes, "slots": each}
-        return Processes(recipe, shards, machines[0], **places)
+        for machine in context.machines:
+            machine.forget(recipe.model)  # the workers record for themselves: free the memory of the trial's recordings
+        options: dict[str, Any] = {"snapshots": snapshots, "folder": context.folder, "workers": processes, "slots": each}
+        return Processes(recipe, shards, machines[0], **options)
 
     return make
 
 
-def _flower(stage: EngineContext) -> Federation:
+def _flower(context: EngineContext) -> Federation:
     flower.require()
     from effuse.transport.flower.local import on_this_machine  # flwr is an extra
 
-    return on_this_machine(stage)
+    return on_this_machine(context)
 
 
 ENGINES: dict[str, Engine] = {"simulator": _in_process(Simulator), "loopback": _in_process(Loopback), "flower": _flower}
-SERVED = "served"  # a run whose sites are elsewhere: `effuse serve` brings its engine along
+SERVED = "served"  # the clients are at their sites; `effuse serve` supplies the engine
 
 
 def run(
@@ -65,33 +65,35 @@ def run(
     served: Engine | None = None,
     trained: Path | None = None,
 ) -> Result:
-    """Start a run in a new folder and see it through; `trained` is a finished run of the same training, done only once then."""
+    """Run a recipe in a new folder; `trained` is a finished run of the same training, whose rounds are then taken over."""
     if served is None and engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
     if engine == "flower":
         flower.require()
     _refuse_workers(workers, engine, served)
-    place = pick_device(device)
+    chosen = pick_device(device)
     folder = RunFolder(out)
     folder.require_new()
     train, test = _loaded(recipe)
     recipe = recipe.resolved(train)
-    # what cannot work is refused before a folder is made
+    # refuse what cannot work before making a folder
     if served is None:
         recipe.shards(train)
     refuse(recipe, train, test)
     if served or engine == "flower":
         refuse_apart(recipe, train)
-    pick_speed(recipe, place, len(train))
+    pick_speed(recipe, chosen, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
-    with folder.locked(private=served is not None):  # it will hold models of other people's data
+    with folder.locked(private=served is not None):  # it will hold models trained on data of the sites
         kind = SERVED if served else engine
         more = {"classes": train.classes} if trained is None else {"classes": train.classes, "trained": str(trained)}
-        folder.create(recipe, name, kind, place.type, workers, {"train": train.digest, "test": test.digest}, **more)
+        folder.create(recipe, name, kind, chosen.type, workers, {"train": train.digest, "test": test.digest}, **more)
         if trained is not None:
             folder.inherit(RunFolder(trained))
-        return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer or Observer()).complete()
+        return Run(
+            recipe, folder, served or ENGINES[engine], chosen, workers, train, test, observer or Observer()
+        ).complete()
 
 
 def resume(
@@ -102,13 +104,16 @@ def resume(
     observer: Observer | None = None,
     served: Engine | None = None,
 ) -> Result:
-    """Go on with a run from its last checkpoint; a finished one just gives its result."""
+    """Continue a run from its last checkpoint; a finished run returns its result."""
     manifest = read_manifest(Path(out))
     recipe = Recipe.restore(manifest["recipe"])
-    engine, place = manifest.get("engine"), pick_device(device) if device else None
+    engine: Any = manifest.get("engine")
+    chosen = pick_device(device) if device else None
     if (engine == SERVED) != (served is not None):
         how = f"effuse serve --resume {out}" if engine == SERVED else f"effuse resume {out}"
-        raise RunError(f"{out}: this run's clients are {'at their sites' if engine == SERVED else 'all here'}; use `{how}`")
+        raise RunError(
+            f"{out}: this run's clients are {'at their sites' if engine == SERVED else 'all on this machine'}; use `{how}`"
+        )
     if served is None and engine not in ENGINES:
         raise RunError(f"{out}: its manifest names the engine {engine!r}; valid: {', '.join(ENGINES)}")
     _refuse_workers(workers, engine, served)
@@ -116,24 +121,24 @@ def resume(
     with folder.locked():
         observer = observer or Observer()
         if folder.result.exists():
-            observer.said(f"{out} is finished; nothing was left to do")
+            observer.said(f"{out} is already finished")
             return folder.read_result()
-        if (why := folder.unreadable()) is not None:  # told before data is loaded or a site is waited for
+        if (why := folder.unreadable()) is not None:  # before loading data and waiting for sites
             raise RunError(why)
-        place = place or pick_device(manifest.get("device", "auto"))
+        chosen = chosen or pick_device(manifest.get("device", "auto"))
         train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):
             if found.digest != manifest.get("data_sha256", {}).get(split, found.digest):
-                raise RunError(f"{out}: the {split} data is not what this run started on; restore it, or start a new run")
+                raise RunError(f"{out}: the {split} data has changed since this run started; restore it, or start a new run")
         if served or engine == "flower":
             refuse_apart(recipe, train)
         workers = workers or manifest.get("workers")
-        return Run(recipe, folder, served or ENGINES[engine], place, workers, train, test, observer).complete()
+        return Run(recipe, folder, served or ENGINES[engine], chosen, workers, train, test, observer).complete()
 
 
 def _refuse_workers(workers: int | None, engine: str, served: Engine | None) -> None:
     if workers is not None and (served or engine == "flower"):
-        raise RecipeError(f"--workers {workers}: over Flower every client has a process of its own; leave it out")
+        raise RecipeError(f"--workers {workers}: with Flower every client has its own process; leave --workers out")
 
 
 def _loaded(recipe: Recipe) -> tuple[Dataset, Dataset]:

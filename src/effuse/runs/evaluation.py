@@ -1,4 +1,4 @@
-"""Looking at a model: samples, a grid of them, and metrics with their protocols."""
+"""Evaluate models: draw samples, save a grid of them, and measure metrics with their protocols."""
 
 import json
 import statistics
@@ -17,7 +17,7 @@ from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.files import cache_folder, write_atomically
 from effuse.core.machine import Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
-from effuse.core.model import Model, Net
+from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.core.rng import SETTINGS, Stream, stream
 from effuse.core.spec import text
@@ -33,7 +33,7 @@ from effuse.transport.simulator import Simulator, on_disk
 
 
 class Evaluator:
-    """Evaluates models of one run; its randomness is keyed by purpose, so its cadence changes nothing."""
+    """Evaluates the models of one run; its random streams are its own, so how often it runs changes no result."""
 
     def __init__(self, recipe: Recipe, train: Dataset, test: Dataset, bench: Workbench, cache: Path | None) -> None:
         self.recipe = recipe
@@ -43,7 +43,7 @@ class Evaluator:
         self.memo: dict[str, Any] = {}
 
     def samples(self, model: Model) -> Images | None:
-        """The evaluation's own samples of a model: the same noise whatever the round."""
+        """The samples that the metrics measure, drawn from the same noise in every round."""
         n = wanted_samples(self.recipe)
         if self.recipe.sampler is None or not n:
             return None
@@ -52,7 +52,7 @@ class Evaluator:
     def measure(
         self, images: Images | None, model: Model | None, metrics: tuple[Metric, ...] | None = None
     ) -> dict[str, Measurement]:
-        """Every metric of the recipe, or others."""
+        """Every metric of the recipe, or the given ones."""
         subject = Subject(
             train=self.train,
             test=self.test,
@@ -64,7 +64,7 @@ class Evaluator:
             memo=self.memo,
         )
         found: dict[str, Measurement] = {}
-        with SETTINGS:  # another client's sampler may just be recorded, under settings that refuse what metrics do
+        with SETTINGS:  # a thread that records a sampler sets global options under which metrics fail
             for metric in self.recipe.evaluate.metrics if metrics is None else metrics:
                 found.update(metric.measure(subject))
         return found
@@ -74,30 +74,30 @@ class Evaluator:
 
         def predict(x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
-                return Net(net)(x.to(self.bench.machine.device)).cpu()
+                return net(x.to(self.bench.machine.device)).cpu()
 
         return predict
 
     def evaluate_model(self, model: Model, picture: Path) -> dict[str, Measurement]:
-        """Metrics of one model, its grid saved as a picture."""
+        """The metrics of one model; saves a grid of its samples."""
         images = self.samples(model)
         if images is not None and self.recipe.evaluate.grid:
             save_grid(images.first(self.recipe.evaluate.grid), picture)
         return self.measure(images, model)
 
     def evaluate_images(self, images: Images) -> dict[str, Measurement]:
-        """The recipe's metrics of samples, of a random choice of images that are there already, as far as they go."""
+        """The recipe's metrics of existing images, in random order; metrics that want more images take all there are."""
         order = torch.from_numpy(Stream(("images",)).numpy().permutation(len(images)))
-        return self.measure(images.rows(order), None, self._as_far_as(images))
+        return self.measure(images.rows(order), None, self._limited_to(images))
 
-    def _as_far_as(self, images: Images) -> tuple[Metric, ...]:
-        """The recipe's metrics of samples, of no more than there are."""
-        return tuple(replace(m, n=min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
+    def _limited_to(self, images: Images) -> tuple[Metric, ...]:
+        """The recipe's metrics of samples, limited to the number of images."""
+        return tuple(_limited(m, len(images)) for m in self.recipe.evaluate.metrics if m.samples)
 
     def evaluate_clients(
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
     ) -> tuple[dict[str, Measurement], list[str]]:
-        """Metrics of every personal model (mean and spread), of equal shares pooled, and the models' digests."""
+        """Metrics of every personal model (mean and spread) and of their pooled samples, and the models' digests."""
         algorithm = fed.algorithm
         assert isinstance(algorithm, Personal)
         owners = algorithm.owners(server, fed)
@@ -107,12 +107,12 @@ class Evaluator:
         each: list[dict[str, Measurement]] = []
         shares: list[Images] = []
         with fed.evaluating():
-            asked = {"model": model, "n": n, "sampler": self.recipe.sampler, "average": average}
-            for client, drawn in fed.ask(algorithm.draw, owners, **asked):
+            sampler = self.recipe.sampler
+            for client, drawn in fed.ask(algorithm.draw, owners, model=model, n=n, sampler=sampler, average=average):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
                     each += [self.measure(drawn.images, None)] if alone else []
-                    # each client gives other rows, since labels run in turn: the first rows of all would be of a few classes
+                    # labels cycle through the classes: the first rows of every client would cover a few classes only
                     shares.append(drawn.images.rows((torch.arange(share) + len(shares) * share) % n))
                     if grid:
                         save_grid(drawn.images.first(grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
@@ -123,31 +123,36 @@ class Evaluator:
             values = [m[name].value for m in each]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             found[name] = replace(each[0][name], value=statistics.fmean(values), std=spread, clients=values)
-        pool = in_turn(shares)  # fewer than wanted where a client was silent
-        for name, m in self.measure(pool, None, self._as_far_as(pool)).items():
+        pool = in_turn(shares)  # fewer than wanted if a client did not answer
+        for name, m in self.measure(pool, None, self._limited_to(pool)).items():
             found[f"{name}_pooled"] = replace(m, protocol=m.protocol | {"clients": len(shares)})
         return found, digests
 
 
+def _limited(metric: Metric, images: int) -> Metric:
+    changes: dict[str, Any] = {"n": min(metric.samples, images)}  # every metric that measures samples has this field
+    return replace(metric, **changes)
+
+
 def in_turn(shares: list[Images]) -> Images:
-    """Equal shares, one image of each client in turn: however many of them a metric takes first, it takes of all alike."""
+    """Interleave equal shares, so that the first n images come from all clients equally."""
     labels = [s.labels for s in shares if s.labels is not None]
     pixels = torch.stack([s.pixels for s in shares], dim=1).flatten(0, 1)
     return Images(pixels, torch.stack(labels, dim=1).flatten() if labels else None)
 
 
 def wanted_samples(recipe: Recipe) -> int:
-    """Samples that the grid and the hungriest metric need."""
+    """The number of samples that the grid and every metric need."""
     return max([recipe.evaluate.grid, *(m.samples for m in recipe.evaluate.metrics)])
 
 
 def shares_of(recipe: Recipe, clients: int) -> tuple[int, int]:
-    """Of each client that owns its model: the images that go into the pool, and those that it draws."""
+    """How many images each client adds to the pool, and how many it draws."""
     wanted, arch = wanted_samples(recipe), recipe.model
-    share = -(-wanted // max(1, clients))  # nobody, as long as no answer has come
+    share = -(-wanted // max(1, clients))  # before the first answer there are no owners
     if recipe.evaluate.personal == "each":
         return share, wanted
-    classes = arch.shape.classes if arch.conditional else 1  # in whole turns, so that the shares together are of all alike
+    classes = arch.shape.classes if arch.conditional else 1  # whole cycles of labels balance the pool
     return share, min(wanted, -(-max(share, recipe.evaluate.grid) // classes) * classes)
 
 
@@ -158,33 +163,31 @@ def evaluation_stream(seed: int) -> Any:
 def _taker(images: Images | None) -> Callable[[int], Images]:
     def take(n: int) -> Images:
         if images is None or len(images) < n:
-            raise ValueError(f"a metric asks for {n} samples, {0 if images is None else len(images)} were drawn")
+            raise ValueError(f"a metric needs {n} samples, but {0 if images is None else len(images)} were drawn")
         return images.first(n)
 
     return take
 
 
 def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> tuple[Federation, Server]:
-    """A finished run's clients with the states that they ended with, and the server's."""
+    """The final states of a finished run: its clients in a federation, and its server."""
     ended = RunFolder(run).load_checkpoint()
     if ended is None:
-        raise RunError(f"{run} has no checkpoint, so its clients' models are lost; run it again")
+        raise RunError(f"{run} has no checkpoint, so its clients' models are missing; run it again")
     fed = Simulator(recipe, recipe.shards(train), machine, snapshots=on_disk(run))
     fed.restore(ended.snapshots, ended.received)
     return fed, ended.server
 
 
 def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: str = "auto") -> dict[str, Measurement]:
-    """Measure a finished run's saved model, by its recipe's metrics or by others."""
+    """Measure a finished run's saved model with its recipe's metrics, changed by `settings`."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
     train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
     refuse_model(recipe, train)
     refuse_evaluation(recipe, train, test)
     if not recipe.evaluate.metrics:
-        raise RecipeError(
-            "the recipe has no metrics: say what to measure, such as --metrics '[fid(n=1000, encoder=classifier())]'"
-        )
+        raise RecipeError("the recipe has no metrics; name some, such as --metrics '[fid(n=1000, encoder=classifier())]'")
     torch.set_num_threads(recipe.threads)
     machine, model = machine_for(recipe, opened.device), opened.model.to(opened.device)
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.task, recipe.rounds), cache_folder())

@@ -1,4 +1,4 @@
-"""A run folder: what a run writes, where, and how it survives being killed."""
+"""A run folder: the files of a run, and how they survive an interruption."""
 
 import contextlib
 import dataclasses
@@ -27,20 +27,20 @@ from effuse.transport.state import MARKS, saved_by_another
 
 @message(name="checkpoint")
 class Checkpoint:
-    """Everything a run needs to go on as if nothing had happened."""
+    """Everything that a resumed run needs to end in the same result."""
 
     t: int  # the next round
     federated: int
     server: Server
     ema: Model | None
-    averaged: int  # models in it
+    averaged: int  # models in `ema`
     snapshots: dict[int, str]
-    received: dict[str, tuple[int, ...]]  # what was sent once: the clients that have it
+    received: dict[str, tuple[int, ...]]  # for each message sent once, the clients that received it
     workbench: str | None  # the snapshot of the server's own optimiser
     ledger: dict[str, list[int]]
-    metrics: str  # the last evaluation, as JSON; null where the model is still to be looked at
-    digests: list[str]  # of personal models, when last evaluated
-    lines: int  # bytes of rounds.jsonl that belong to it
+    metrics: str  # the last evaluation, as JSON; null before the first
+    digests: list[str]  # of personal models, at the last evaluation
+    lines: int  # bytes of rounds.jsonl up to this checkpoint
     seconds: float
 
 
@@ -63,25 +63,25 @@ class RunFolder:
         return self.path / "result.json"
 
     def require_new(self) -> None:
-        """Refuse a folder that a run has claimed."""
+        """Refuse a folder that already holds a run."""
         if self.manifest.exists():
             raise RunError(
-                f"{self.path} already holds a run; choose another --out, or go on with `effuse resume {self.path}`"
+                f"{self.path} already holds a run; choose another --out, or continue it with `effuse resume {self.path}`"
             )
 
     def require_same(self, recipe: Recipe) -> None:
         """Refuse a run of another recipe than this one."""
-        there = Recipe.restore(read_manifest(self.path)["recipe"])
-        ours = with_values(recipe, "recipe", model=recipe.model.resolved(there.model.shape))
+        saved = Recipe.restore(read_manifest(self.path)["recipe"])
+        wanted = with_values(recipe, "recipe", model=recipe.model.resolved(saved.model.shape))
         for key in field_hints(Recipe):
-            if (mine := getattr(ours, key)) != (theirs := getattr(there, key)):
-                was, now = text(theirs, full=False), text(mine, full=False)
+            if (new := getattr(wanted, key)) != (old := getattr(saved, key)):
+                was, now = text(old, full=False), text(new, full=False)
                 raise RunError(f"{self.path} was run with {key}={was}, not {now}; choose another --out")
 
     def create(
         self, recipe: Recipe, name: str, engine: str, device: str, workers: int | None, data: dict[str, str], **more: Any
     ) -> None:
-        """Claim the folder for a new run."""
+        """Write the manifest of a new run."""
         self.require_new()
         manifest = {
             "effuse": effuse.__version__,
@@ -98,13 +98,13 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self, private: bool = False) -> Iterator[None]:
-        """Hold the folder; a second process is told so instead of mixing its writes in. Others cannot read a private one."""
+        """Lock the folder against other processes; other users cannot read a private one."""
         with writing(self.path):
             self.path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
             if private:
-                self.path.chmod(0o700)  # it may have been there
-        with held(self.path / ".lock") as ours:
-            if not ours:
+                self.path.chmod(0o700)  # mkdir leaves the mode of an existing folder
+        with held(self.path / ".lock") as acquired:
+            if not acquired:
                 raise RunError(f"{self.path} is in use by another effuse process; wait for it or choose another --out")
             yield
 
@@ -124,10 +124,10 @@ class RunFolder:
         return list(self.each_record())
 
     def each_record(self) -> Iterator[RoundRecord]:
-        """The lines of rounds.jsonl one by one: all of them at once would grow with rounds times clients."""
+        """The lines of rounds.jsonl, one at a time to save memory."""
         if self.rounds.exists():
             with open(self.rounds) as file:
-                # a last line without its end is being written this moment, or was when the process was killed
+                # a last line without a newline is incomplete: it is being written, or the process was killed
                 yield from (
                     RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n")
                 )
@@ -136,7 +136,7 @@ class RunFolder:
         folder = self.path / "checkpoints"
         with writing(folder):
             folder.mkdir(exist_ok=True)
-        if self.rounds.exists():  # the lines that a checkpoint counts must be as durable as itself
+        if self.rounds.exists():  # the lines must be on disk before the checkpoint that counts them
             sync_file(self.rounds)
         write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint, marks=MARKS))
         for old in self._checkpoints()[:-1]:
@@ -156,7 +156,7 @@ class RunFolder:
         return checkpoint
 
     def unreadable(self) -> str | None:
-        """Why the newest checkpoint cannot be read, as far as its header tells: another version saved it, or it is damaged."""
+        """Why the newest checkpoint's header cannot be read: another version saved it, or it is damaged."""
         for path in self._checkpoints()[-1:]:
             with open(path, "rb") as file:
                 size = file.read(8)
@@ -168,31 +168,31 @@ class RunFolder:
         return None
 
     def inherit(self, other: "RunFolder") -> None:
-        """Begin where another run of the same training ended, its looks at the model left out."""
+        """Copy the training of another run, without its evaluations."""
         ended = other.load_checkpoint()
         if ended is None:
-            raise RunError(f"{other.path} has no checkpoint to go on from; run it again")
+            raise RunError(f"{other.path} has no checkpoint to continue from; run it again")
         if read_manifest(other.path).get("data_sha256") != read_manifest(self.path)["data_sha256"]:
-            raise RunError(f"{other.path} was trained on other data than is there now; run it again, or restore the data")
+            raise RunError(f"{other.path} was trained on different data; run it again, or restore the data")
         for record in other.each_record():
             traffic = dataclasses.replace(record.traffic, evaluation=None)
             self.append(dataclasses.replace(record, metrics=None, traffic=traffic))
-        for kept in ("clients", "server"):
-            if (other.path / kept).is_dir():
-                shutil.copytree(other.path / kept, self.path / kept, dirs_exist_ok=True)
+        for states in ("clients", "server"):
+            if (other.path / states).is_dir():
+                shutil.copytree(other.path / states, self.path / states, dirs_exist_ok=True)
         ledger = {account: sums for account, sums in ended.ledger.items() if not account.startswith(EVALUATION)}
-        unseen: dict[str, Any] = {"metrics": "null", "digests": [], "ledger": ledger}
-        self.save_checkpoint(dataclasses.replace(ended, **unseen, lines=self.rounds.stat().st_size))
+        unevaluated: dict[str, Any] = {"metrics": "null", "digests": [], "ledger": ledger}
+        self.save_checkpoint(dataclasses.replace(ended, **unevaluated, lines=self.rounds.stat().st_size))
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("*.safetensors"))
 
     def cut(self, size: int) -> None:
-        """Drop lines of rounds.jsonl that belong to no checkpoint, and what a killed write left behind."""
-        there = self.rounds.stat().st_size if self.rounds.exists() else 0
-        if there < size:
-            raise RunError(f"{self.rounds} has {there} bytes where the checkpoint counts {size}; restore it from a backup")
-        if there:
+        """Cut rounds.jsonl to its first `size` bytes, and delete partial files of an interrupted write."""
+        found = self.rounds.stat().st_size if self.rounds.exists() else 0
+        if found < size:
+            raise RunError(f"{self.rounds} has {found} bytes, but the checkpoint counts {size}; restore it from a backup")
+        if found:
             with writing(self.rounds), open(self.rounds, "r+b") as file:
                 file.truncate(size)
         for folder in (self.path, self.path / "checkpoints", self.path / "server", *self.path.glob("clients/*")):

@@ -1,4 +1,4 @@
-"""Pictures of samples, one row per class where there are classes."""
+"""Pictures of samples, with one row per class if there are labels."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from effuse.core.files import writing
 from effuse.core.metric import Images
 
 MARGIN = 2
-SHOWN_SIDE = 64  # small images are enlarged to about this, pixel by pixel
+SHOWN_SIDE = 64  # small images are enlarged to about this many pixels by repeating pixels
 
 
 def grid_array(images: Images) -> np.ndarray:

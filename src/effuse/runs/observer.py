@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""The events of a run, for displays and trackers."""
 
 from typing import Any, Self
 
@@ -8,28 +8,28 @@ from effuse.runs.records import Result, RoundRecord
 
 
 class Observer:
-    """Hears of everything and does nothing; a display overrides what it shows."""
+    """Receives the events of a run and ignores them; a display overrides those that it shows."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Nothing to put away."""
+        """Release what `__enter__` acquired; here nothing."""
 
     def started(self, recipe: Recipe, folder: str, first: int, meter: Meter, traffic: int) -> None:
-        """A run begins at round `first`; `traffic` bytes passed in the rounds before."""
+        """A run begins at round `first`; earlier rounds sent `traffic` bytes."""
 
     def phase(self, words: str) -> None:
-        """What the run is doing now."""
+        """The run begins an activity, such as evaluating."""
 
     def replied(self, t: int, client: int, loss: float | None) -> None:
-        """A client's answer was taken."""
+        """A client's reply was accepted."""
 
     def said(self, words: str) -> None:
-        """The federation has news: who came, who went, whose answer was refused and why."""
+        """A message for the user: a client joined or left, or its reply was refused and why."""
 
     def closed(self, record: RoundRecord) -> None:
-        """A round is over; `record` is its line of rounds.jsonl."""
+        """A round is finished; `record` is its line of rounds.jsonl."""
 
     def finished(self, result: Result) -> None:
-        """The run is over."""
+        """The run is finished."""

@@ -1,4 +1,4 @@
-"""`--profile`: a trace in the run folder, and where the time went."""
+"""`--profile`: measure where the time goes, and write a trace to the run folder."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from effuse.core.spans import Profile, profiling
 
 @contextlib.contextmanager
 def profiled(folder: Path, wanted: bool) -> Iterator[Profile | None]:
-    """Measure what runs within; however it ends, its trace is left in the run folder."""
+    """Profile the block and write its trace to the run folder, even after an error."""
     if not wanted:
         yield None
         return

@@ -1,7 +1,7 @@
-"""What a run writes down, as values: result.json and the lines of rounds.jsonl.
+"""The records of a run as values: result.json and the lines of rounds.jsonl.
 
-Three rules turn them into JSON and back. A field that may be None, and is None by default, is left out where it is None.
-A field without a default must be there. A key that no field has is ignored; the file keeps it.
+Three rules convert them to JSON and back. A field whose default is None is left out where it is None.
+A field without a default is required. A key without a field is ignored.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from effuse.core.metric import Measurement
 
 
 class Record:
-    """Base of what is written down."""
+    """Base of all records."""
 
     def to_json(self) -> dict[str, Any]:
         return plain(self)
 
     @classmethod
     def from_json(cls, found: Any, where: str) -> Self:
-        """The record that `to_json` gave; `where` is the file, for whoever reads the error."""
+        """The inverse of `to_json`; errors name the file `where`."""
         return made(found, cls, where)
 
 
@@ -38,21 +38,21 @@ class Sums(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Traffic(Record):
-    """What passed, as the ledger counts it."""
+    """The traffic of a round or a run, as the ledger counts it."""
 
     parameters: Sums
     bytes: Sums
     wire_bytes: Sums
     messages: Sums
     links: Mapping[str, Mapping[str, Mapping[str, int]]]  # by link, direction and quantity
-    clients: Mapping[str, Mapping[str, int]] | None = None  # bytes by client and direction; of rounds alone
-    edges: Mapping[str, Mapping[str, int]] | None = None  # the same by edge, where there are edges
+    clients: Mapping[str, Mapping[str, int]] | None = None  # bytes by client and direction; only in a round's record
+    edges: Mapping[str, Mapping[str, int]] | None = None  # the same by edge, if there are edges
     evaluation: "Traffic | None" = None  # what an evaluation of this round sent
 
 
 @dataclasses.dataclass(frozen=True)
 class Seconds(Record):
-    """How long a round took: by itself, and with evaluation and checkpoint."""
+    """The time of a round without and with its evaluation and checkpoint."""
 
     round: float
     total: float
@@ -65,36 +65,36 @@ class RoundRecord(Record):
     t: int
     phase: str
     federated: int  # federated rounds up to here
-    loss: float | None  # as clients reported it, by weight
+    loss: float | None  # weighted mean of the clients' losses
     images: int  # trained on
-    evaluations: int = 0  # of networks, while drawing images
+    evaluations: int = 0  # network calls while drawing images
     seconds: Seconds
-    at_a_time: int | None = None  # clients that work here side by side
+    at_a_time: int | None = None  # clients that this machine trains in parallel
     gpu_bytes: int | None = None
-    noted: Mapping[str, Any] | None = None  # what the algorithm wants remembered
+    noted: Mapping[str, Any] | None = None  # facts that the algorithm adds
     metrics: Mapping[str, float] | None = None  # None where the model was not evaluated
     traffic: Traffic
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result(Record):
-    """result.json: what a finished run came to."""
+    """result.json: the result of a finished run."""
 
     weights_sha256: str
     metrics: Mapping[str, Measurement]
     rounds: int
     traffic: Traffic
     parameters: int
-    figures: Mapping[str, float] | None = None  # what tables print of a network and its traffic
+    figures: Mapping[str, float] | None = None  # the cost of the network and its traffic, for tables
     images: int
     seconds: float
-    round_seconds: float | None = None  # without preparation and evaluation: what methods are compared by
-    pruned: str | None = None  # a note, where the network has lost channels
-    personal: str | None = None  # a note, where each client keeps its own model
+    round_seconds: float | None = None  # without preparation and evaluation, to compare methods
+    pruned: str | None = None  # a note, if the network was pruned
+    personal: str | None = None  # a note, if each client has its own model
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it."""
+    """A value of dictionaries, lists and numbers, for JSON."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if not dataclasses.is_dataclass(value):
@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 
 
 def made(found: Any, cls: type, where: str) -> Any:
-    """A dataclass out of JSON."""
+    """A dataclass from parsed JSON."""
     if not isinstance(found, dict):
         raise RunError(f"{where}: expected keys and values, not {type(found).__name__}; restore it from a backup")
     for f in dataclasses.fields(cls):

@@ -1,4 +1,4 @@
-"""The one round loop: every engine, every algorithm; plays, evaluates, records, checkpoints."""
+"""A run: its rounds, and after each the evaluation, the record and the checkpoint."""
 
 import dataclasses
 import hashlib
@@ -64,18 +64,18 @@ class Run:
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
         self.ema: Model | None = None
-        self.averaged = 0  # models in it
+        self.averaged = 0  # models in `ema`
         self.seconds = 0.0
         self.metrics: dict[str, Measurement] = {}
-        self.unseen = False  # the model was trained by another run, and only the look at it is left
+        self.unevaluated = False  # the rounds were copied from another run, and only the evaluation is left
         self.digests: list[str] = []
 
     def complete(self) -> Result:
-        """From the last checkpoint, or from nothing, to the result."""
+        """Run from the last checkpoint, or from the start, to the result."""
         try:
             with self.fed:
                 result = self._complete()
-        except TrainingError:  # the recipe's fault: the next cell of a table need not record reset_for
+        except TrainingError:  # the machines are intact: the next cell of a table can use their recordings
             keep(self.machines)
             raise
         keep(self.machines)
@@ -93,7 +93,7 @@ class Run:
         last = algorithm.deliver(server)
         for done in rounds_of(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
-            if model.arch != last.arch:  # the network was cut: what was kept of the wider one only fills memory
+            if model.arch != last.arch:  # the network was pruned: free the memory of the wider one
                 for machine in self.machines:
                     machine.forget(last.arch)
             with span("aggregate"):
@@ -101,7 +101,7 @@ class Run:
                     raise TrainingError(
                         f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
                     )
-                if done.federated:  # not over what came before federation
+                if done.federated:  # phases before the first federated round are not averaged
                     self.ema = self._averaged(server, model, new=model is not last)
             last = model
             seconds, metrics = time.monotonic() - started, None
@@ -119,7 +119,7 @@ class Run:
             self.folder.append(record)
             self.observer.closed(record)
             t, federated = done.t + 1, done.federated
-            # rounds of milliseconds must not wait for a disk every time
+            # writing checkpoints takes at most a tenth of the time, so short rounds skip some
             if done.over or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
                 self.observer.phase("checkpoint")
                 before = time.monotonic()
@@ -129,7 +129,7 @@ class Run:
                 spent = checked - before
                 self.observer.phase("training")
             started, trained, evaluated = time.monotonic(), self.machine.meter.images, self.machine.meter.evaluations
-        if self.unseen:
+        if self.unevaluated:
             self.observer.phase("evaluating")
             with span("evaluate"):
                 self.metrics = self._evaluate(server, federated) | self._evaluate_images(server)
@@ -147,7 +147,7 @@ class Run:
             fed.ledger.restore(saved.ledger)
             metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
             self.metrics = {name: made(m, Measurement, "the checkpoint") for name, m in (metrics or {}).items()}
-            self.unseen = metrics is None
+            self.unevaluated = metrics is None
             fed.workbench.state = placed(self.bench_state.read(saved.workbench), self.machine.device)
             self.folder.cut(saved.lines)
             return placed(saved.server, self.machine.device), saved.t, saved.federated
@@ -159,12 +159,12 @@ class Run:
         return server, 0, 0
 
     def _recognise(self, server: Server) -> None:
-        """Refuse a state that this version's algorithm does not work on."""
+        """Refuse a server state of another type than this version's algorithm uses."""
         algorithm = self.recipe.algorithm
         kind = algorithm.round.__annotations__.get("server", Server)
         if not isinstance(server, kind):
             raise RunError(
-                f"{self.folder.path}: its checkpoint holds a {type(server).__name__}, and {algorithm.name} now works on a "
+                f"{self.folder.path}: its checkpoint holds a {type(server).__name__}, but {algorithm.name} now needs a "
                 f"{kind.__name__}; finish it with the version of effuse that began it, or start a new run"
             )
 
@@ -174,16 +174,16 @@ class Run:
             own = algorithm.average(server) if isinstance(algorithm, Averages) else None
             return None if own is None else model.holding(own)
         if self.ema is None or self.ema.arch != model.arch:
-            self.averaged = int(new)  # what nobody has trained yet gives way to the first that is
-            return model  # also restarted when the network was cut
-        if not new:  # a cloud may renew its model in some rounds only
+            self.averaged = int(new)  # an untrained model does not count
+            return model  # the average also restarts when the network is pruned
+        if not new:  # a hierarchical algorithm changes the cloud's model in some rounds only
             return self.ema
         self.averaged += 1
-        # after n models, weights in proportion to decay^(n - i): the first one is no heavier than its age
+        # after n models the weights are proportional to decay^(n - i), for the first model too
         return self.ema.lerp(model, (1 - decay) / (1 - decay**self.averaged))
 
     def _about(self, done: FinishedRound, trained: int, evaluated: int) -> dict[str, Any]:
-        """What a round's record says of its training."""
+        """The fields of a round's record that describe its training."""
         weight = sum(w for _, w in self.fed.losses)
         loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
         about: dict[str, Any] = {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": loss}
@@ -213,8 +213,10 @@ class Run:
 
     def _evaluate_images(self, server: Server) -> dict[str, Measurement]:
         algorithm = self.recipe.algorithm
-        kept = algorithm.images(server) if isinstance(algorithm, Draws) else None
-        return {} if kept is None else {f"{name}_auxiliary": m for name, m in self.evaluator.evaluate_images(kept).items()}
+        images = algorithm.images(server) if isinstance(algorithm, Draws) else None
+        if images is None:
+            return {}
+        return {f"{name}_auxiliary": m for name, m in self.evaluator.evaluate_images(images).items()}
 
     def _checkpoint(self, server: Server, t: int, federated: int) -> None:
         fed, state = self.fed, self.fed.workbench.state
@@ -281,6 +283,6 @@ class Run:
 
 
 def weights_digest(model: Model, personal: list[str]) -> str:
-    """SHA-256 of the server's parameters, followed by each client's own digest where models are personal."""
+    """SHA-256 of the server's parameters; with personal models, of these and the clients' digests."""
     own = model.params.digest()
     return own if not personal else hashlib.sha256(" ".join([own, *personal]).encode()).hexdigest()

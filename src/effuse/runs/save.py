@@ -1,4 +1,4 @@
-"""Saving what a run delivers, and opening it again."""
+"""Save the model of a run, and open it again."""
 
 import dataclasses
 import functools
@@ -29,10 +29,10 @@ from effuse.transport.state import Snapshots
 
 
 def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
-    """Write a model in the form that others can open, replacing what a killed run may have left half written."""
+    """Write a model as diffusers can open it, replacing what an interrupted run left there."""
     net = model.arch.build()
     fill(net, model.to("cpu"))
-    # a generator trained without a sampler is saved with the one that its objective implies
+    # a denoiser trained without a sampler is saved with the scheduler of the ancestral one
     sampler = recipe.sampler or (Ancestral() if isinstance(recipe.task, Denoise) else None)
     scheduler = None if sampler is None else sampler.scheduler(recipe.task)
     with writing(folder):
@@ -43,7 +43,7 @@ def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A trained model, ready to draw."""
+    """A trained model that can draw images."""
 
     model: Model
     recipe: Recipe
@@ -70,7 +70,7 @@ class Loaded:
 
     @functools.cached_property
     def machine(self) -> Eager:
-        """Where it draws: on a GPU networks are recorded in bf16, as in a run, unless the recipe says `speed=eager`."""
+        """The machine that draws: on a GPU bf16 with recorded graphs, as in a run, unless the recipe has `speed=eager`."""
         return machine_for(self.recipe, self.device)
 
     def _labels(self, labels: list[int], n: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Loaded:
     def seeds(
         self, n: int, *, seed: int = 0, sampler: Sampler | None = None, batch: int | None = None
     ) -> list[dict[str, int]]:
-        """The torch seed of every batch, with which plain diffusers draws the same images."""
+        """The torch seed of every batch; with these plain diffusers draws the same images."""
         drawn = batch_seeds(sampling_stream(seed), n, self._sampler(sampler, batch).batch)
         return [{"torch_seed": s, "first": first, "size": size} for s, first, size in drawn]
 
@@ -112,7 +112,7 @@ def load(run: Path | str, *, ema: bool = False, client: int | None = None, devic
     if ema and isinstance(recipe.algorithm, Personal):
         raise RunError(f"{run}: the clients' own models have no moving average; leave --ema out")
     if ema and not folder.is_dir():
-        raise RunError(f"{run} kept no moving average; run it with --set ema=0.99")
+        raise RunError(f"{run} has no moving average; run it with --set ema=0.99")
     model, _ = load_model(folder)
     if client is not None:
         model = _personal(run, recipe, client, model)
@@ -125,8 +125,8 @@ def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
     checkpoint = RunFolder(run).load_checkpoint()
     name = None if checkpoint is None else checkpoint.snapshots.get(client)
     if name is None:
-        there = 0 <= client < recipe.clients
-        why = f"client {client} never took part" if there else f"its clients are 0 to {recipe.clients - 1}"
+        exists = 0 <= client < recipe.clients
+        why = f"client {client} never took part" if exists else f"its clients are 0 to {recipe.clients - 1}"
         raise RunError(f"{run} has no model of client {client}; {why}")
     bench: Any = Workbench(Eager(torch.device("cpu")), recipe.task, recipe.rounds, client)
     bench.state = Snapshots(run / "clients" / str(client)).read(name)

@@ -1,4 +1,4 @@
-"""The one sequence of rounds: every engine, every algorithm; the rehearsal plays the same one."""
+"""The sequence of rounds, the same for every engine, every algorithm and the rehearsal."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from effuse.transport.write_guard import WriteGuard
 
 
 class FinishedRound(NamedTuple):
-    """A round that is over."""
+    """A finished round."""
 
     server: Server
     t: int
     phase: str
     federated: int  # federated rounds up to here
-    evaluate: bool  # whether the recipe wants the model evaluated now
-    over: bool  # whether it was the last
+    evaluate: bool  # whether the model is evaluated after this round
+    over: bool  # whether this was the last round
 
 
 def rounds_of(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[FinishedRound]:
-    """The rounds of a run, one after another; the rehearsal plays them too."""
+    """Run the rounds one after another, from round `t` on."""
     algorithm = recipe.algorithm
 
     def over() -> bool:

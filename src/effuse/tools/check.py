@@ -1,6 +1,7 @@
-"""The dry run: what a recipe would cost and send, and what would go wrong, before anything is computed."""
+"""The dry run: what a recipe would cost and send, and what would fail, before anything is computed."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
@@ -16,22 +17,22 @@ from effuse.runs.evaluation import shares_of
 from effuse.runs.sequence import FinishedRound, rounds_of
 from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
-from effuse.transport.state import bytes_in
+from effuse.transport.state import Remembered, bytes_in
 
-SMALLEST_SHARE = 10  # images below which a client is worth a warning
+SMALLEST_SHARE = 10  # a client with fewer images gets a warning
 
 
 def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
-    """Rehearse a recipe; raises what a run would raise."""
+    """Rehearse a recipe; raises the errors that a run would raise."""
     train, test = recipe.data.load("train"), recipe.data.load("test")
     recipe = recipe.resolved(train)
     shards = recipe.shards(train)
     refuse(recipe, train, test)
     model = hollow_model(recipe)
     fed = Rehearsal(recipe, shards)
-    rounds, server, kept, states = rehearse(recipe, fed, model)
+    rounds, server, server_bytes, client_bytes = rehearse(recipe, fed, model)
     algorithm, ledger = recipe.algorithm, fed.ledger.report()
-    left = algorithm.deliver(server)
+    final = algorithm.deliver(server)
     training = ledger[TRAINING]
     traffic: dict[str, Any] = {"exact": not isinstance(algorithm, StopsEarly)}
     if isinstance(algorithm, StopsEarly):
@@ -50,31 +51,32 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "macs_frozen": algorithm.frozen * macs(recipe.model, "features") if isinstance(algorithm, Companions) else 0,
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
-        "figures": figures(left, algorithm, prices),
-        "after": {"parameters": left.params.numel, "macs": macs(left.arch)},
+        "figures": figures(final, algorithm, prices),
+        "after": {"parameters": final.params.numel, "macs": macs(final.arch)},
         "privacy": algorithm.spent(server) if isinstance(algorithm, Discloses) else None,
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train, fed.held),
-        "disk": disk(recipe, left, kept, states),
+        "disk": disk(recipe, final, server_bytes, client_bytes),
         "warnings": warnings(recipe, shards),
     }
 
 
 def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server, int, int]:
-    """Play every round on shapes; the traffic of each, the server's end, and the most that its and all clients' states come to."""
+    """Run every round on shapes; returns their traffic, the final server state, and the largest states in bytes."""
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()
-    closed, kept, states = [], 0, 0
+    closed, server_bytes, client_bytes = [], 0, 0
+    snapshots = cast(Callable[[int], Remembered], fed.worker.snapshots)  # a rehearsal keeps states in memory
     for done in rounds_of(recipe, fed, server, 0, 0):
         if done.evaluate and isinstance(recipe.algorithm, Personal):
             _rehearse_evaluation(recipe, recipe.algorithm, fed, done)
-        passed = fed.ledger.close()
-        closed.append({"phase": done.phase} | {k: passed[k] for k in ("parameters", "bytes")})
+        traffic = fed.ledger.close()
+        closed.append({"phase": done.phase} | {k: traffic[k] for k in ("parameters", "bytes")})
         server = done.server
-        kept = max(kept, bytes_in(server))
-        states = max(states, sum(fed.worker.snapshots(k).nbytes for k in fed.clients))
-    return closed, server, kept, states
+        server_bytes = max(server_bytes, bytes_in(server))
+        client_bytes = max(client_bytes, sum(snapshots(k).nbytes for k in fed.clients))
+    return closed, server, server_bytes, client_bytes
 
 
 def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, done: FinishedRound) -> None:
@@ -83,14 +85,15 @@ def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, do
     model = algorithm.deliver(done.server)
     with fed.evaluating():
         for average in (False, True) if algorithm.averages else (False,):
-            asked = {"model": model, "n": n, "sampler": recipe.sampler, "average": average}
-            for _ in fed.ask(algorithm.draw, owners, **asked):
+            for _ in fed.ask(algorithm.draw, owners, model=model, n=n, sampler=recipe.sampler, average=average):
                 pass
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str, int]:
-    """Bytes a run on a CPU needs, estimated: for each client at work weights, gradients, moments, activations; the data; and what is
-    held of a cohort's replies.
+    """The estimated memory of a run on a CPU, in bytes.
+
+    It sums the weights, gradients, moments and activations of the clients that train at the same time, the data, and the
+    replies of a cohort that are held together.
     """
     batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
     together = cpu_slots(recipe)
@@ -100,23 +103,23 @@ def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str,
     return parts | {"total": sum(parts.values())}
 
 
-def disk(recipe: Recipe, model: Model, kept: int, states: int) -> dict[str, int]:
-    """Bytes a run folder comes to hold: a checkpoint and the next, client states likewise, the model; more with an average."""
+def disk(recipe: Recipe, model: Model, server_bytes: int, client_bytes: int) -> dict[str, int]:
+    """The estimated size of a run folder in bytes: two checkpoints, two states of each client, the model and its average."""
     own, copies = model.params.nbytes, 1 if recipe.ema is None else 2
-    parts = {"checkpoints": 2 * (kept + (copies - 1) * own), "clients": 2 * states, "model": copies * own}
+    parts = {"checkpoints": 2 * (server_bytes + (copies - 1) * own), "clients": 2 * client_bytes, "model": copies * own}
     return parts | {"total": sum(parts.values())}
 
 
 def warnings(recipe: Recipe, shards: list[Shard]) -> list[str]:
-    """What a reader should know before starting."""
-    told = recipe.algorithm.warnings(recipe.rounds)
+    """Warnings about a recipe that would run."""
+    found = recipe.algorithm.warnings(recipe.rounds)
     small = [k for k, s in enumerate(shards) if len(s) < SMALLEST_SHARE]
     if small:
-        told.append(f"clients {', '.join(map(str, small))} hold fewer than {SMALLEST_SHARE} images")
+        found.append(f"clients {', '.join(map(str, small))} hold fewer than {SMALLEST_SHARE} images")
     used = torch.tensor([s.histogram for s in shards]).sum(0)
     missing = (used == 0).nonzero().flatten().tolist()
     if missing:
-        told.append(f"no client holds an image of class {', '.join(map(str, missing))}")
+        found.append(f"no client holds an image of class {', '.join(map(str, missing))}")
     if recipe.sampler is None and recipe.evaluate.grid and recipe.evaluate.metrics == ():
-        told.append("there is neither a sampler nor a metric: nothing will be evaluated")
-    return told
+        found.append("there is neither a sampler nor a metric: nothing will be evaluated")
+    return found

@@ -1,4 +1,4 @@
-"""AuxiliarySet images leaving a run, with where they came from."""
+"""Write synthetic images of a run to files, with their provenance."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ from effuse.runs.grid import save_grid
 from effuse.runs.save import Loaded
 
 FORMATS = ("grid", "imagefolder", "npz")
-# below the export and nowhere else, and neither of the two files there: no dots; in 255 bytes, whatever the letters
+# a name without dots stays in the export folder and differs from its files; 60 letters of any alphabet fit in 255 bytes
 FOLDER_NAME = re.compile(r"\w([\w ,=+()'-]{0,58}[\w)])?")
 
 
@@ -37,27 +37,27 @@ def export(
     seeds: list[dict[str, int]],
     sampler: Sampler | None,
 ) -> Path:
-    """Write images as a picture, a folder with one subfolder per class, or arrays; returns what was written."""
+    """Write images as a picture, a folder with one subfolder per class, or arrays; returns the path."""
     provenance = _made(opened.run, opened.recipe) | {
         "weights_sha256": opened.model.params.digest(),
         "sampler": text(sampler or opened.recipe.sampler),
         "asked": asked,
-        "batches": seeds,  # plain diffusers draws each batch again from its torch seed
-        "arithmetic": opened.machine.arithmetic,  # in bf16 it draws them again but for rounding
+        "batches": seeds,  # plain diffusers draws the same batches from their torch seeds
+        "arithmetic": opened.machine.arithmetic,  # in bf16 the same images up to rounding
     }
     return _written(images, form, where, provenance)
 
 
 def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
-    """Write the images that a run's server drew from its clients' models, with each one's client; where, and how many."""
+    """Write the images that a run's server drew from its clients' models; returns the path and the number."""
     recipe = Recipe.restore(read_manifest(run)["recipe"])
     checkpoint = RunFolder(run).load_checkpoint()
-    held = [] if checkpoint is None else fields_of(checkpoint.server).values()
-    found = next((value for value in held if isinstance(value, AuxiliarySet)), None)
+    values = [] if checkpoint is None else fields_of(checkpoint.server).values()
+    found = next((value for value in values if isinstance(value, AuxiliarySet)), None)
     if found is None:
         raise RunError(
-            f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not come so far; "
-            "`effuse sample` draws from a finished model"
+            f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not drawn them yet; "
+            "`effuse sample` draws images from a finished model"
         )
     sampler = text(recipe.algorithm.sampler)  # type: ignore[attr-defined]
     provenance = _made(run, recipe) | {"sampler": sampler, "auxiliary": len(found)}
@@ -65,14 +65,14 @@ def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
 
 
 def _made(run: Path, recipe: Recipe) -> dict[str, Any]:
-    """What every export says of itself."""
+    """The provenance that every export has."""
     return {
         "made_by": f"effuse {effuse.__version__}",
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "synthetic": True,
         "run": str(run),
         "recipe": recipe.saved(),
-        "classes": read_manifest(run).get("classes"),  # what labels mean, in order
+        "classes": read_manifest(run).get("classes"),  # the names of the labels, in order
     }
 
 
@@ -86,7 +86,7 @@ def _written(images: Images, form: str, where: Path, provenance: dict[str, Any],
         path = _named(where, ".npz")
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {"images": images.bytes().permute(0, 2, 3, 1).numpy()}
+        arrays: dict[str, Any] = {"images": images.bytes().permute(0, 2, 3, 1).numpy()}
         if images.labels is not None:
             arrays["labels"] = images.labels.numpy()
         if origin is not None:
@@ -103,13 +103,13 @@ def _written(images: Images, form: str, where: Path, provenance: dict[str, Any],
 
 
 def require_empty(where: Path) -> None:
-    """Two exports must not mix in one folder."""
+    """Refuse to mix two exports in one folder."""
     if where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise RunError(f"{where} is not an empty folder; choose another --out, so that two exports do not mix")
 
 
 def _named(path: Path, suffix: str) -> Path:
-    # a dot in a name of the user's own, such as trial-0.5, begins no suffix
+    # append the suffix: with_suffix would cut trial-0.5 at its dot
     return path if path.suffix == suffix else path.with_name(path.name + suffix)
 
 
@@ -132,9 +132,9 @@ def _folder(images: Images, where: Path, origin: list[int] | None, classes: obje
 
 
 def class_folders(classes: object, n: int) -> dict[Any, str]:
-    """The folders of labels below n: the names of their classes or, unless all of these can be folders, their numbers."""
+    """A folder name for each label below n: its class, or its number if some class cannot name a folder."""
     names = [str(name) for name in classes] if isinstance(classes, list) else []
-    distinct = len({name.lower() for name in names}) == len(names)  # on some disks A and a are one
+    distinct = len({name.lower() for name in names}) == len(names)  # some file systems ignore case
     usable = len(names) >= n and distinct and all(map(FOLDER_NAME.fullmatch, names))
     return dict(enumerate(names if usable else map(str, range(n))))
 

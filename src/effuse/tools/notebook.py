@@ -1,4 +1,4 @@
-"""The same from Python: `effuse.run("demo", rounds=2)`, `effuse.load(run).sample(64)`; `help(effuse)` shows all."""
+"""The commands as Python functions: `effuse.run("demo", rounds=2)`, `effuse.load(run).sample(64)`; see `help(effuse)`."""
 
 import dataclasses
 import time
@@ -19,7 +19,7 @@ __all__ = ["Finished", "check", "load", "recipe", "resume", "run"]
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run that is over: its folder and its result, whose fields are the keys of result.json."""
+    """A finished run: its folder and its result, whose fields are the keys of result.json."""
 
     path: Path
     result: Result
@@ -56,19 +56,19 @@ def run(
 ) -> Finished:
     """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`.
 
-    `observer=effuse.Display()` shows how far it is, as the command line does.
+    `observer=effuse.Display()` shows the progress, as the command line does.
     """
     name, chosen = _named(recipe, changes)
     folder = new_folder(name) if out is None else Path(out)
-    places: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
     with observer or Observer() as watching:
-        return Finished(folder, driver.run(chosen, folder, name=name, **places, observer=watching))
+        result = driver.run(chosen, folder, name=name, engine=engine, device=device, workers=workers, observer=watching)
+    return Finished(folder, result)
 
 
 def resume(
     run: Path | str, *, device: str | None = None, workers: int | None = None, observer: Observer | None = None
 ) -> Finished:
-    """Go on with a run from its last checkpoint; a finished one just gives its result."""
+    """Continue a run from its last checkpoint; a finished run returns its result."""
     with observer or Observer() as watching:
         return Finished(Path(run), driver.resume(Path(run), device=device, workers=workers, observer=watching))
 
@@ -79,10 +79,10 @@ def _named(source: str | Recipe, changes: dict[str, Any]) -> tuple[str, Recipe]:
 
 
 def new_folder(name: str) -> Path:
-    """A run folder that nobody uses yet: runs/NAME-DATE-TIME."""
+    """The path of a new run folder: runs/NAME-DATE-TIME."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    taken, folder = 1, base
+    number, folder = 1, base
     while folder.exists():
-        taken += 1
-        folder = base.with_name(f"{base.name}-{taken}")
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
     return folder

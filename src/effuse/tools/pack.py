@@ -1,4 +1,4 @@
-"""A run in parts of a given size, to go on with on another machine: `effuse pack` and `effuse unpack`."""
+"""Split a run into parts of limited size, and restore it on another machine: `effuse pack` and `effuse unpack`."""
 
 import dataclasses
 import hashlib
@@ -17,10 +17,10 @@ from effuse.runs.folder import RunFolder
 MIB = 2**20
 CHUNK = MIB  # bytes in memory at a time
 INDEX = "pack.json"
-LARGEST_INDEX = 64 * MIB  # bytes; a hundred thousand files need a fifth of it
+LARGEST_INDEX = 64 * MIB  # bytes; enough for 500,000 files
 FORMAT = 1
 MANIFEST = "manifest.json"
-# the files of a run that a pack may hold: no key, no log, no sample
+# the files of a run that a pack may hold: no keys, logs or samples
 PACKED = re.compile(
     r"manifest\.json|rounds\.jsonl|result\.json|ledger\.json|checkpoints/\d+\.safetensors"
     r"|(clients/\d+|server)/[\d_-]+\.state|model(-ema)?/([\w-]+/)?[\w-]+(\.[\w-]+)*"
@@ -30,7 +30,7 @@ PART = re.compile(r"part-\d{4}\.bin")
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A file or a part by its name, size and digest."""
+    """The name, size and digest of a file or a part."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class Piece:
         if not isinstance(value, dict) or {k: type(v) for k, v in value.items()} != kinds or value["size"] < 0:
             raise RunError(f"{where} is damaged: {str(value)[:80]!r} is not a name with its size and SHA-256")
         if not allowed.fullmatch(value["name"]):
-            raise RunError(f"{where} names {value['name'][:80]!r}, which is no file of a packed run")
+            raise RunError(f"{where} names {value['name'][:80]!r}, which is not a file of a packed run")
         return cls(**value)
 
 
@@ -74,12 +74,12 @@ def needed(folder: RunFolder) -> Iterator[str]:
     """The files that the last checkpoint names, and those that a finished run delivers."""
     checkpoint = folder.load_checkpoint()
     if checkpoint is None:
-        raise RunError(f"{folder.path} has no checkpoint yet, so there is nothing to go on from; pack it later")
+        raise RunError(f"{folder.path} has no checkpoint yet, so there is nothing to continue from; pack it later")
     yield MANIFEST
     for path in sorted((folder.path / "checkpoints").glob("*.safetensors"))[-1:]:
         yield f"checkpoints/{path.name}"
     for client, snapshot in sorted(checkpoint.snapshots.items()):
-        if (folder.path / "clients" / str(client)).is_dir():  # sites elsewhere keep theirs
+        if (folder.path / "clients" / str(client)).is_dir():  # remote sites store their own states
             yield f"clients/{client}/{snapshot}.state"
     if checkpoint.workbench is not None:
         yield f"server/{checkpoint.workbench}.state"
@@ -93,10 +93,10 @@ def needed(folder: RunFolder) -> Iterator[str]:
 
 
 def _contents(folder: RunFolder, names: Iterable[str], files: list[Piece]) -> Iterator[bytes]:
-    """The bytes of all files, one after another; notes each file as it ends."""
+    """The bytes of all files, one after another; appends each finished file to `files`."""
     for name in names:
         if not PACKED.fullmatch(name):
-            raise RunError(f"{folder.path / name} has a name that a pack cannot hold; rename it, or leave it out")
+            raise RunError(f"{folder.path / name} has a name that a pack cannot hold; rename or remove it")
         digest, size = hashlib.sha256(), 0
         try:
             with open(folder.path / name, "rb") as file:
@@ -129,7 +129,7 @@ def _cut(contents: Iterator[bytes], to: Path, part: int, private: bool) -> Itera
 
 
 def unpack(source: Path, run: Path) -> Path:
-    """Put a packed run together in a new run folder; every part and every file is checked by its digest."""
+    """Restore a packed run in a new run folder; checks every part and every file by its digest."""
     files, parts = read_index(source / INDEX)
     folder = RunFolder(run)
     folder.require_new()
@@ -149,13 +149,13 @@ def unpack(source: Path, run: Path) -> Path:
                         file.write(chunk)
             sync_file(path)
         stream.end()
-        # last: half of a run is none that `effuse resume` would go on with
+        # write the manifest last: `effuse resume` refuses an incomplete run without it
         write_atomically(folder.manifest, manifest)
     return run
 
 
 def read_index(path: Path) -> tuple[list[Piece], list[Piece]]:
-    """The files and the parts that a pack says it has."""
+    """The files and the parts that the index of a pack lists."""
     try:
         if path.stat().st_size > LARGEST_INDEX:
             raise RunError(f"{path} is too large to be the index of a pack")
@@ -211,6 +211,6 @@ class _Parts:
             raise RunError(f"{self.source}: {piece.name} is damaged; pack the run again")
 
     def end(self) -> None:
-        """All has been read."""
+        """Check that everything has been read."""
         if self.rest or next(self.chunks, b""):
             raise RunError(f"{self.source}: the parts hold more than the files; fetch them again")

@@ -1,4 +1,4 @@
-"""What would leave a site, before anything does."""
+"""List what would leave a site, without sending it."""
 
 import dataclasses
 from typing import Any, get_args
@@ -14,14 +14,14 @@ from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
 
-def what_leaves(site: Site, hello: Invitation) -> list[str]:
-    """A rehearsal of the whole run on shapes, for this client: which messages, of what, how much."""
-    site.consent.check(hello)
-    recipe = Recipe.restore(hello.recipe)
-    shard = site.shard(recipe, hello.classes)
+def what_leaves(site: Site, invitation: Invitation) -> list[str]:
+    """Rehearse the whole run for this client: which messages it would send, with which fields and how many bytes."""
+    site.consent.check(invitation)
+    recipe = Recipe.restore(invitation.recipe)
+    shard = site.shard(recipe, invitation.classes)
     fed = Rehearsal(recipe, [shard] * recipe.clients)
     rehearse(recipe, fed, hollow_model(recipe))
-    lines = [f"manifest {hello.name}@{hello.digest}", *(f"  {k}={v}" for k, v in hello.recipe.items())]
+    lines = [f"manifest {invitation.name}@{invitation.digest}", *(f"  {k}={v}" for k, v in invitation.recipe.items())]
     lines.append(f"client {site.client} would train on {site.counted(shard)}")
     lines.append(f"what would leave this site (client {site.client}, {len(shard)} images here) in {recipe.rounds} rounds:")
     for name, job in recipe.algorithm.jobs.items():
@@ -31,13 +31,13 @@ def what_leaves(site: Site, hello: Invitation) -> list[str]:
         if sent:
             counts = f"{sent['messages']} messages, {sent['parameters']:,} parameters, {sent['bytes']:,} bytes"
             lines.append(f"  {why}: {counts}, if this client is chosen as a rehearsal chooses")
-    told = "whatever the server knows of it" if recipe.reproducible else "mixed with this site's secret"
-    lines.append(f"nothing else leaves, neither images nor their names; this site's randomness is {told}")
+    randomness = "known to the server" if recipe.reproducible else "mixed with this site's secret"
+    lines.append(f"nothing else leaves, neither images nor their names; this site's randomness is {randomness}")
     return lines
 
 
 def described(hint: Any) -> str:
-    """A type as a reader may judge it: a message by its fields."""
+    """A type in words; a message by its fields."""
     if hint is Model:
         return "a model (network, parameters, buffers)"
     if is_message(hint):

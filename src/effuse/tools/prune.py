@@ -1,4 +1,4 @@
-"""A finished run's model made smaller: what it was and what it is then, in a run folder of its own."""
+"""Prune a finished run's model into a new run folder, and report it before and after."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,45 +39,45 @@ def prune_run(
     ema: bool = False,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Prune a run's model into a new folder; parameters, arithmetic, size and metrics before and after."""
+    """Prune a run's model into a new folder; returns parameters, arithmetic, size and metrics before and after."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
     if isinstance(recipe.algorithm, Personal):
-        raise RunError(f"{run}: {recipe.algorithm.name} has a model for each client and none to prune for all")
+        raise RunError(f"{run}: {recipe.algorithm.name} has one model per client and no global model to prune")
     folder = RunFolder(out)
     folder.require_new()
     train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
     refuse_model(recipe, train)
     refuse_evaluation(recipe, train, test)
-    less = prune(opened.model, ratio, criterion, Stream((seed, "prune")))
+    pruned = prune(opened.model, ratio, criterion, Stream((seed, "prune")))
     torch.set_num_threads(recipe.threads)
     evaluator = Evaluator(
         recipe, train, test, Workbench(machine_for(recipe, opened.device), recipe.task, recipe.rounds), cache_folder()
     )
     with folder.locked():
-        save_model(less, recipe, out / "model")
+        save_model(pruned, recipe, out / "model")
         pictures = out / "samples"
         was = evaluator.evaluate_model(opened.model.to(opened.device), pictures / "before.png")
-        now = evaluator.evaluate_model(less.to(opened.device), pictures / "after.png")
+        now = evaluator.evaluate_model(pruned.to(opened.device), pictures / "after.png")
         before = _report(opened.model, was, run / ("model-ema" if ema else "model"))
-        after = _report(less, now, out / "model")
+        after = _report(pruned, now, out / "model")
         report = {"run": str(run), "out": str(out), "ratio": ratio, "criterion": criterion, "before": before, "after": after}
         folder.write_json("prune.json", report)
         result = RunFolder(run).read_result()
-        # what the traffic cost remains: the wider network was sent
-        counted = {**(result.figures or {}), **figures(less, recipe.algorithm, {})}
+        # the traffic's cost stays: training sent the unpruned network
+        counted = {**(result.figures or {}), **figures(pruned, recipe.algorithm, {})}
         smaller = replace(
             result,
-            weights_sha256=weights_digest(less, []),
+            weights_sha256=weights_digest(pruned, []),
             metrics=now,
-            parameters=less.params.numel,
+            parameters=pruned.params.numel,
             figures=counted,
             pruned=PRUNED,
         )
         folder.write_json("result.json", plain(smaller))
-        # claimed only now: half of it is no run that `resume` could go on with, it would train another model in its place
+        # write the manifest last: `resume` would train an unfinished folder as a new run
         folder.create(
-            with_values(recipe, "recipe", model=less.arch),
+            with_values(recipe, "recipe", model=pruned.arch),
             f"{run.resolve().name}, pruned",
             "simulator",
             opened.device.type,

@@ -1,1 +1,1 @@
-"""FedDDPM and its rivals: the methods, the published tables, and a comparison of our own."""
+"""FedDDPM and its rivals: the methods, the published tables, and our own comparison."""

@@ -1,22 +1,22 @@
-"""What FedDDPM gains and loses by its auxiliary set: the comparison's run with little changed, and on digits for two cores."""
+"""Why the auxiliary set helps or harms FedDDPM: variations of the comparison's run, and experiments on digits."""
 
 import dataclasses
 from typing import Literal
 
 from effuse.core.spec import text
 from effuse.core.table import Cell, Scale, Table
-from effuse.recipes.fedddpm.comparison import as_tuned, looks, scales
+from effuse.recipes.fedddpm.comparison import as_tuned, evaluation_settings, scales
 from effuse.recipes.fedddpm.methods import AS_IT_IS, Resized, setting
 from effuse.recipes.fedddpm.tables import PARTITIONS, cell_of
 
 LONG = Resized(warmup=48)
-STEP = "algorithm.warmup.lr=5e-4"  # the centralised model's; FedAvg's is smaller since clients drift, and alone nobody does
-# (method, size, settings): is it A's quality, time, the correction's dose or its last steps, and what do more steps give elsewhere?
+STEP = "algorithm.warmup.lr=5e-4"  # as for the centralised model: a warm-up has no client drift
+# (method, size, settings): variations of A's quality, the training time, and the correction
 CHANGES: dict[str, tuple[str, Resized, tuple[str, ...]]] = {
     "real": ("fedddpm", AS_IT_IS, ("algorithm.real=True",)),
     "warm-up-48": ("fedddpm", LONG, (STEP,)),
     "warm-up-rate": ("fedddpm", AS_IT_IS, (STEP,)),
-    "longer": ("fedddpm", Resized(rounds=78), ()),  # those of the matched FedAvg
+    "longer": ("fedddpm", Resized(rounds=78), ()),  # as many as the matched FedAvg has
     "fedavg-matched-48": ("fedavg_matched", LONG, ()),
     "warm-up-48-longer": ("fedddpm", Resized(warmup=48, rounds=78), (STEP,)),
     "none": ("fedddpm", AS_IT_IS, ()),
@@ -30,20 +30,20 @@ ALSO = ("fid_ema", "fid_auxiliary", "class_mix", "class_mix_ema", "class_mix_aux
 
 
 def causes(seeds: tuple[int, ...] = (0, 1, 2), samples: int = 10_000) -> Table:
-    """FedDDPM under the comparison's shards with little changed, most telling first; an average at the server beside all."""
+    """Variations of FedDDPM under the comparison's shards, the most informative first."""
     cells = []
     for name, seed in [*((n, seeds[0]) for n in CHANGES), *((n, s) for s in seeds[1:] for n in REPEATED)]:
         method, size, settings = CHANGES[name]
         s = setting("mnist", "scaled", size)
-        more = (*looks(s, method, 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
+        more = (*evaluation_settings(s, method, 0, samples), *as_tuned(s, method), "ema=0.5", *settings)
         cell = cell_of(method, "mnist", {"partition": "shard"}, None, f"seed={seed}", *more, size=size)
         cells.append(dataclasses.replace(cell, labels={"change": name, "seed": seed}))
-    title = "FedDDPM under shards with little changed"
+    title = "FedDDPM under shards: variations"
     return Table(title=title, cells=tuple(cells), repeats="seed", also=ALSO, scales=scales("mnist", AS_IT_IS))
 
 
-# on digits: 48 steps of each client in a round and about as many of the server, at half their rate, as in the comparison; A is as
-# large as the training set, so that it can be measured as well as the model, and is not learnt by heart
+# On digits, as in the comparison, a client takes 48 steps in a round, and the server about as many at half the rate.
+# A has the size of the training set, so that its FID is as exact as the model's and the model does not memorise it.
 ROUNDS, K, E = 30, 12, 2
 SAMPLER = 'ddim(steps=25, spacing="quadratic", eta=0.5, clip=True, batch=256)'
 DIGITS = (
@@ -67,22 +67,22 @@ def warmups(
     epochs: tuple[int, ...] = (20, 60, 200),
     partition: Literal["shard", "dir0.1"] = "shard",
 ) -> Table:
-    """FedDDPM on digits by the epochs of its warm-up, with real images, and for more rounds, beside FedAvg with as many gradient steps."""
-    # six clients with four batches each (under Dirichlet on average), two of them a round: 24 steps of warm-up an epoch, 96 and E x 23 in
-    # a round
+    """FedDDPM on digits by epochs of warm-up, with real images, and for more rounds, beside FedAvg."""
+    # Six clients have four batches each (under Dirichlet on average); two take part in a round. An epoch of warm-up takes 24
+    # steps. A round takes 96 steps at the clients and E x 23 at the server.
     matched = {w: -(-(24 * w + ROUNDS * (96 + E * 23)) // 96) for w in epochs}
-    plan = [("fedavg", "fedavg", 0, ROUNDS, ())]
+    plan: list[tuple[str, str, int, int, tuple[str, ...]]] = [("fedavg", "fedavg", 0, ROUNDS, ())]
     plan += [("fedddpm", "fedddpm", w, ROUNDS, CORRECTION) for w in epochs]
     plan += [("fedddpm", "fedddpm-real", 0, ROUNDS, (*CORRECTION, "algorithm.real=True"))]
     plan += [("fedavg", "fedavg-matched", w, rounds, ()) for w, rounds in matched.items()]
     cells = [_digits(*row, seed, partition) for seed in seeds for row in plan]
-    # the poorest A for as many rounds as the longest of those
+    # the shortest warm-up with as many rounds as the longest of these
     cells += [
         _digits("fedddpm", "fedddpm-longer", min(epochs), max(matched.values()), CORRECTION, seed, partition)
         for seed in seeds
     ]
     return Table(
-        title=f"FedDDPM on digits ({partition}) by the epochs of its warm-up, beside FedAvg with the same steps",
+        title=f"FedDDPM on digits ({partition}) by epochs of warm-up, beside FedAvg with equal steps",
         cells=tuple(cells),
         repeats="seed",
         also=("fid_classifier_auxiliary", "class_mix"),
@@ -102,10 +102,14 @@ def _digits(method: str, name: str, warmup: int, rounds: int, more: tuple[str, .
 
 
 def unequal(seeds: tuple[int, ...] = (0, 1, 2)) -> Table:
-    """SCAFFOLD and MoFedSAM on digits that are dealt out by Dirichlet 0.1: a client's epochs, some of few batches, or as many steps of each."""
-    # as in the comparison: ten clients, four a round, some 30 steps of each on average, and of the smallest a few
+    """SCAFFOLD and MoFedSAM on digits by Dirichlet 0.1, with equal epochs or equal steps of every client."""
+    # as in the comparison: ten clients, four a round; with equal epochs about 30 steps on average, and few at the smallest
     units = {"epochs": ("algorithm.local.epochs=3",), "steps": ("algorithm.local.epochs=None", "algorithm.local.steps=30")}
-    rivals = {"fedavg": (), "scaffold": (), "mofedsam": ("algorithm.alpha=0.5", "algorithm.rho=0.01")}
+    rivals: dict[str, tuple[str, ...]] = {
+        "fedavg": (),
+        "scaffold": (),
+        "mofedsam": ("algorithm.alpha=0.5", "algorithm.rho=0.01"),
+    }
     size = text(Resized(rounds=ROUNDS, clients=10, p=0.4), full=False)
     cells = [
         Cell(

@@ -1,4 +1,4 @@
-"""FedDDPM, its rivals and fair controls at a size that one GPU can do, and how they are tuned for it."""
+"""FedDDPM, its rivals and control experiments at a size for one GPU, and their tuning."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,28 +8,28 @@ from effuse.recipes.fedddpm.methods import AS_IT_IS, AVERAGE, Data, Resized, Set
 from effuse.recipes.fedddpm.tables import SMOKE, cell_of
 from effuse.recipes.seeds import FIRST_TUNING_SEED, refuse_results, refuse_tuning
 
-# FedAvg keeps an average of its model beside it, which is `fedavg_ema`
-TELLING = ("fedavg", "fedddpm", "plus", "fedavg_matched")
+# `fedavg_ema` is not listed: `fedavg` measures the moving average too
+MAIN = ("fedavg", "fedddpm", "plus", "fedavg_matched")
 RIVALS = ("scaffold", "mofedsam", "localaug", "fedprox")
 BOUNDS = ("aux_only", "centralised", "local_only")
-COMPARED = (*TELLING, *RIVALS, *BOUNDS, "fedavg_size")
+COMPARED = (*MAIN, *RIVALS, *BOUNDS, "fedavg_size")
 SYNTHETIC = ("fedddpm", "plus", "localaug", "aux_only")
-# what is tried of each method; those that are not here take FedAvg's step, as all do
+# the knob of each method and its values; every other method uses FedAvg's learning rate only
 KNOBS: dict[str, tuple[str, tuple[int, ...] | tuple[float, ...]]] = {
-    "fedavg": ("algorithm.local.lr", (1e-4, 2e-4, 5e-4, 1e-3)),  # 1e-4 added since 2e-4, the edge of three, was the best
+    "fedavg": ("algorithm.local.lr", (1e-4, 2e-4, 5e-4, 1e-3)),  # 1e-4 extends the grid, because 2e-4 was best
     "fedddpm": ("algorithm.central.lr", (5e-5, 1e-4, 2.5e-4)),
     "plus": ("algorithm.central.epochs", (5, 20, 40)),
     "scaffold": ("algorithm.eta_g", (0.5, 1.0, 1.5)),
-    # with an alpha of 0.1, Adam drifts along the noise of Delta
+    # at alpha = 0.1 Adam follows the noise in Delta
     "mofedsam": ("algorithm.alpha", (0.1, 0.5, 0.9, 1.0)),
     "fedprox": ("algorithm.mu", (0.0001, 0.001, 0.01, 0.1)),
     "localaug": ("algorithm.share", (0.025, 0.05, 0.1, 0.2)),
     "fedavg_ema": ("ema", (0.5, 0.7, 0.8, 0.9)),
-    # the longer run may want a smaller step
+    # a longer run may need a smaller learning rate
     "fedavg_matched": ("algorithm.local.lr", (1e-4, 2e-4, 5e-4)),
     "centralised": ("algorithm.local.lr", (2e-4, 5e-4, 1e-3)),
 }
-# what `tuning` found best on MNIST, by method
+# the best values of `tuning` on MNIST
 TUNED: dict[str, int | float] = {
     "fedavg": 0.0002,
     "fedddpm": 0.0001,
@@ -52,7 +52,7 @@ def comparison(
     every: int = 10,
     samples: int = 10_000,
 ) -> Table:
-    """All methods and fair controls at the scaled size, which can be changed; on the way looked at under shards, with the first seed."""
+    """All methods and controls, scaled; only runs under shards with the first seed are evaluated between rounds."""
     refuse_results("fedddpm.comparison", seeds)
     s = setting(data, "scaled", size)
     cells = [
@@ -62,11 +62,11 @@ def comparison(
             {"partition": partition, "seed": seed},
             None,
             f"seed={seed}",
-            *looks(s, method, every if (partition, seed) == ("shard", seeds[0]) else 0, samples),
+            *evaluation_settings(s, method, every if (partition, seed) == ("shard", seeds[0]) else 0, samples),
             *as_tuned(s, method),
             size=size,
         )
-        for partition, method, seed in _most_telling_first(seeds)
+        for partition, method, seed in _by_importance(seeds)
     ]
     also = ("fid_ema", "fid_auxiliary", "fid_pooled", "class_mix", "class_mix_ema", "class_mix_pooled")
     return Table(
@@ -79,19 +79,19 @@ def comparison(
     )
 
 
-def _most_telling_first(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
-    """Cells in the order in which they are worth having, wherever the time ends."""
+def _by_importance(seeds: tuple[int, ...]) -> Iterator[tuple[str, str, int]]:
+    """Cells in the order of importance, so that an incomplete table is most useful."""
     first, others = seeds[:1], seeds[1:]
     for partition, methods, chosen in (
-        ("shard", TELLING, seeds),
-        ("dir0.1", TELLING, first),
+        ("shard", MAIN, seeds),
+        ("dir0.1", MAIN, first),
         ("shard", RIVALS, seeds),
         ("shard", BOUNDS, first),
-        ("dir0.1", TELLING, others),
+        ("dir0.1", MAIN, others),
         ("dir0.1", RIVALS, seeds),
         ("shard", ("centralised", "local_only"), others),
-        ("dir0.1", ("local_only",), seeds),  # all data in one place have no partition
-        ("dir0.1", ("aux_only",), first),  # six times the synthesis of the others: its further seeds come last
+        ("dir0.1", ("local_only",), seeds),  # centralised data have no partition
+        ("dir0.1", ("aux_only",), first),  # its synthesis takes six times as long, so its other seeds come last
         ("shard", ("aux_only",), others),
         ("dir0.1", ("fedavg_size",), seeds),
         ("dir0.1", ("aux_only",), others),
@@ -106,8 +106,10 @@ def tuning(
     size: Resized = AS_IT_IS,
     samples: int = 5_000,
 ) -> Table:
-    """Three values of one knob of each method, or four where one was added, under shards, on a seed that is not reported, in half of
-    the rounds, all at FedAvg's best `rate`, which comes first."""
+    """Values of one knob of each method, under shards, on a tuning seed, in half of the rounds.
+
+    All methods use FedAvg's best learning rate, `rate`, which is tuned first.
+    """
     refuse_tuning("fedddpm.tuning", seed)
     s = setting(data, "scaled", size)
     cells = [
@@ -117,7 +119,7 @@ def tuning(
             {"partition": "shard", "value": f"{value:g}"},
             None,
             f"seed={seed}",
-            *looks(s, method, 0, samples),
+            *evaluation_settings(s, method, 0, samples),
             *_rates(method, TUNED.get("fedavg", s.zeta) if rate is None else rate),
             f"{knob}={value:g}",
             size=size,
@@ -127,32 +129,30 @@ def tuning(
     ]
     tried = scales(data, size)
     if not size.rounds:
-        tried = {
-            n: dataclasses.replace(x, factors={"rounds": 0.5}, told=f"{x.told}, the half of them") for n, x in tried.items()
-        }
-    title = f"FedDDPM and rivals: what was tried on seed {seed}"
+        tried = {n: dataclasses.replace(x, factors={"rounds": 0.5}, told=f"{x.told}, halved") for n, x in tried.items()}
+    title = f"FedDDPM and rivals: tuning on seed {seed}"
     return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=tried)
 
 
 def scales(data: Data, size: Resized) -> dict[str, Scale]:
-    """One GPU, or two cores, and what either means for a run."""
-    # recorded, all of them: cells of a process share what was recorded, and would record reset_for where the next one chose otherwise
+    """The scales of the comparison: one GPU, or two cores."""
+    # speed=graph for all: the cells of a process share recordings, which a cell with another speed could not use
     known: dict[Size, Scale] = {
         "scaled": Scale(settings=("speed=graph",), comparable=False),
         "smoke": dataclasses.replace(SMOKE, settings=SMALL),
     }
-    return {name: dataclasses.replace(scale, told=_told(setting(data, name, size))) for name, scale in known.items()}
+    return {name: dataclasses.replace(scale, told=_described(setting(data, name, size))) for name, scale in known.items()}
 
 
-def _told(s: Setting) -> str:
+def _described(s: Setting) -> str:
     return f"on {s.data.name}: {s.warmup} epochs of warm-up, {s.cohort} of {s.clients} clients a round, {s.rounds} rounds"
 
 
-def looks(s: Setting, method: str, every: int, samples: int) -> list[str]:
-    """How a run is looked at: all by the same rounds, but where a method's rounds are longer, as often as others in all."""
+def evaluation_settings(s: Setting, method: str, every: int, samples: int) -> list[str]:
+    """The evaluation settings of a run: the same rounds for all methods, or as many evaluations where rounds are longer."""
     if method == "aux_only":
         every = max(min(every, 1), round(every * alone(s)[0] / s.rounds))
-    if method == "local_only":  # in the end, and only what all draw together: 10,000 images of each site are too many
+    if method == "local_only":  # at the end, on pooled samples: 10,000 images of each site take too long
         return [f"evaluate.metrics={_metrics(samples)}", "evaluate.every=0", "evaluate.personal=pooled"]
     return [f"evaluate.metrics={_metrics(samples)}", f"evaluate.every={every}"]
 
@@ -162,14 +162,14 @@ def _metrics(samples: int) -> str:
 
 
 def as_tuned(s: Setting, method: str) -> list[str]:
-    """A method as `tuning` left it, on MNIST; other data take its values, too."""
+    """The tuned settings of a method; values tuned on MNIST are used for all data."""
     own = [f"{KNOBS[method][0]}={TUNED[method]:g}"] if method in TUNED else []
     average = [f"ema={TUNED.get('fedavg_ema', AVERAGE)}"] if method == "fedavg" else []
     return [*_rates(method, TUNED.get("fedavg", s.zeta)), *own, *average]
 
 
 def _rates(method: str, rate: float) -> list[str]:
-    """One step for all: of clients, of their warm-up, and of a server that takes the clients' step."""
+    """One learning rate for clients, their warm-up, and a server that uses the clients' learning rate."""
     solvers = ["local"] if method != "aux_only" else []
     solvers += ["warmup"] if method in SYNTHETIC else []
     solvers += ["central"] if method in ("plus", "aux_only") else []

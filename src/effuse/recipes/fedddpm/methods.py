@@ -1,8 +1,8 @@
-"""FedDDPM: Peng et al., 2025, "Federated Learning for Diffusion Models", section V, with fair controls."""
+"""FedDDPM: Peng et al., 2025, "Federated Learning for Diffusion Models", section V, with control experiments."""
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -35,12 +35,12 @@ from effuse.tasks.schedules import Linear
 
 Data = Literal["mnist", "cifar10", "cifar100"]
 Size = Literal["paper", "scaled", "smoke"]
-AVERAGE = 0.9  # of the model over rounds, in `fedavg_ema`
+AVERAGE = 0.9  # decay of the moving average of the model over rounds, in `fedavg_ema`
 
 
 @spec
 class Resized(Spec):
-    """What of a setting may be changed for every method alike; what follows from it, such as matched rounds, follows."""
+    """Changes of a setting for all methods; derived values, such as matched rounds, are computed from them."""
 
     rounds: PositiveInt | None = None
     clients: PositiveInt | None = None
@@ -54,23 +54,23 @@ AS_IT_IS = Resized()
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A data set at a scale: everything that the methods have in common."""
+    """Everything that the methods have in common for a data set at a scale."""
 
     data: Source
-    images: int  # for training
+    images: int  # training images
     model: Arch
-    steps: int  # of diffusion
+    steps: int  # diffusion steps
     rounds: int  # T
     batch: int
     K: int  # local epochs
     E: int  # the server's epochs in a round of FedDDPM
-    E_plus: int  # and in the one correction of FedDDPM+
-    warmup: int  # epochs
+    E_plus: int  # the server's epochs in the single correction of FedDDPM+
+    warmup: int  # epochs of warm-up
     clients: int = 100  # N
     p: float = 0.15
     zeta: float = 2e-4
     eta: float = 5e-5
-    rho: float = 0.1  # MoFedSAM's step uphill, as published for classifiers
+    rho: float = 0.1  # MoFedSAM's ascent step, as published for classifiers
     sampler: Sampler = Ancestral(batch=500)
     synthesis: Sampler = Ancestral(batch=50)
     test: QuickTest = QuickTest()
@@ -88,14 +88,14 @@ class Setting:
         return math.ceil(self.images / self.clients / self.batch)
 
     def local(self, epochs: int | None = None) -> Adam:
-        """Adam, new in every round: with the printed rates the SGD of the theory would hardly move."""
+        """Adam with new moments in every round; the SGD of the theory would hardly move at the printed rates."""
         return Adam(lr=self.zeta, batch=self.batch, epochs=epochs or self.K)
 
     def central(self, lr: float, epochs: int) -> Adam:
         return Adam(lr=lr, batch=self.batch, epochs=epochs)
 
 
-CIFAR = {"images": 50_000, "model": CifarUnet(), "steps": 1000, "rounds": 600, "batch": 64, "K": 5, "E": 5, "E_plus": 30}
+CIFAR: dict[str, Any] = {"images": 50_000, "steps": 1000, "rounds": 600, "batch": 64, "K": 5, "E": 5, "E_plus": 30}
 PAPER = {
     "mnist": Setting(
         data=MNIST(),
@@ -110,18 +110,18 @@ PAPER = {
         warmup=200,
         synthesis=Ancestral(batch=60),
     ),
-    "cifar10": Setting(data=CIFAR10(), warmup=400, **CIFAR),
-    "cifar100": Setting(data=CIFAR100(), warmup=600, **CIFAR),
+    "cifar10": Setting(data=CIFAR10(), model=CifarUnet(), warmup=400, **CIFAR),
+    "cifar100": Setting(data=CIFAR100(), model=CifarUnet(), warmup=600, **CIFAR),
 }
 
 
-# few steps for models that were trained little: noise on the way and clipped predictions keep their errors from growing; steps that are
-# short where fine contrast is made, or A would have lost some of it, and what is trained on A some more
+# A sampler of few steps for models with little training. Noise (eta) and clipped predictions limit their errors. Quadratic
+# spacing takes short steps at low noise, where fine contrast forms; otherwise A and models trained on A would lose it.
 SHORT = Ddim(steps=50, spacing="quadratic", eta=0.5, clip=True, batch=500)
 
 
 def setting(data: Data, scale: Size, size: Resized) -> Setting:
-    """A data set at a scale, as far as its size is not given."""
+    """The setting of a data set at a scale, with the given changes of size."""
     given = {f.name: value for f in dataclasses.fields(size) if (value := getattr(size, f.name)) is not None}
     return dataclasses.replace(_at(data, scale), **given)
 
@@ -129,9 +129,8 @@ def setting(data: Data, scale: Size, size: Resized) -> Setting:
 def _at(data: Data, scale: Size) -> Setting:
     printed = PAPER[data]
     if scale == "scaled":
-        # two shards each, as in the paper; ten clients, so that each model has steps enough to draw something: 752 of warm-up, 1,410 one
-        # after another in the rounds; four of them a round, or it would see half of the classes, where the paper's fifteen see all;
-        # epochs of warm-up 16, federated ones T p K = 12
+        # Two shards per client, as in the paper. Ten clients give each model enough steps: 752 of warm-up, 1,410 in rounds.
+        # Four clients a round cover most classes, as the paper's fifteen do. There are 16 epochs of warm-up, and T p K = 12.
         return dataclasses.replace(
             printed,
             clients=10,
@@ -144,15 +143,15 @@ def _at(data: Data, scale: Size) -> Setting:
             warmup=16,
             zeta=5e-4,
             eta=1e-4,
-            rho=0.01,  # with 0.1 it was far behind FedAvg at each of three alphas, on MNIST
-            # groups of four channels, as the paper's network has
+            rho=0.01,  # 0.1 is far worse than FedAvg on MNIST
+            # groups of four channels, as in the paper's network
             model=Unet(widths=(64, 64, 128), layers=1, groups=16)
             if data == "mnist"
             else Unet(widths=(64, 128, 128, 128), layers=1, groups=16),
-            # one batch size: a single recording of the sampler serves evaluation, synthesis and quick test
-            # the paper's rule would not end within 30 rounds: this one ends most falling curves between rounds 10 and 20
+            # one sampler and batch size, so that evaluation, synthesis and quick test share one recording
             sampler=SHORT,
             synthesis=SHORT,
+            # the paper's rule does not stop within 30 rounds; this one stops most runs between rounds 10 and 20
             test=QuickTest(every=2, threshold=15.0),
         )
     if scale == "smoke":
@@ -180,7 +179,7 @@ def _at(data: Data, scale: Size) -> Setting:
     return printed
 
 
-def _recipe(s: Setting, algorithm: Algorithm, rounds: int | None = None, **rest: object) -> Recipe:
+def _recipe(s: Setting, algorithm: Algorithm, rounds: int | None = None, **rest: Any) -> Recipe:
     values = {"evaluate": Evaluate(every=s.every, grid=100, metrics=(s.fid,))} | rest
     return Recipe(
         data=s.data,
@@ -195,11 +194,11 @@ def _recipe(s: Setting, algorithm: Algorithm, rounds: int | None = None, **rest:
     )
 
 
-def _synthesis(s: Setting) -> dict[str, object]:
+def _synthesis(s: Setting) -> dict[str, Any]:
     return {"warmup": s.local(s.warmup), "sampler": s.synthesis}
 
 
-# all average uniformly, as Eq. 9 has it, so that they differ in nothing but the method
+# all methods average uniformly, as in Eq. 9, so that they differ in the method only
 
 
 def fedavg(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
@@ -209,7 +208,7 @@ def fedavg(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS
 
 
 def fedprox(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """FedProx in FedDDPM's setting; its mu is not printed."""
+    """FedProx in FedDDPM's setting; the paper does not print its mu."""
     s = setting(data, scale, size)
     return _recipe(s, FedProx(local=s.local(), cohort=s.p, weights="uniform", mu=0.01))
 
@@ -227,7 +226,7 @@ def mofedsam(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_
 
 
 def localaug(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """LocalAug: FedDDPM's auxiliary images shared out to the clients."""
+    """LocalAug: the clients train on FedDDPM's auxiliary images too."""
     s = setting(data, scale, size)
     return _recipe(s, LocalAug(**_synthesis(s), local=s.local(), cohort=s.p, weights="uniform"))
 
@@ -239,14 +238,14 @@ def fedddpm(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_I
 
 
 def plus(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """FedDDPM+: FedAvg until its quick test says stop, then one long correction, by the clients' step as in the listing."""
+    """FedDDPM+: FedAvg until its quick test stops it, then one long correction with the clients' learning rate."""
     s = setting(data, scale, size)
     central = s.central(s.zeta, s.E_plus)
     return _recipe(s, FedDDPMPlus(**_synthesis(s), local=s.local(), cohort=s.p, central=central, test=s.test))
 
 
 def aux_only(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """The auxiliary set alone, as large as the real one, with as many gradient steps as FedAvg's clients take."""
+    """Training on an auxiliary set as large as the real one, with as many gradient steps as FedAvg's clients take."""
     s = setting(data, scale, size)
     rounds, epochs = alone(s)
     central = dataclasses.replace(s.local(epochs), state="kept")
@@ -260,35 +259,35 @@ def centralised(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_
 
 
 def local_only(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """Each site alone, with as many epochs as FedAvg asks of it on average."""
+    """Each site trains alone, for as many epochs as under FedAvg on average."""
     s = setting(data, scale, size)
-    evaluate = Evaluate(grid=16, metrics=(s.fid,))  # in the end only: every client's own model is looked at
+    evaluate = Evaluate(grid=16, metrics=(s.fid,))  # only at the end: every client's own model is evaluated
     rounds, epochs = alone(s)
     return _recipe(s, LocalOnly(local=s.local(epochs)), rounds=rounds, evaluate=evaluate)
 
 
 def fedavg_matched(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """FedAvg with as many gradient steps as FedDDPM takes in all, warm-up and corrections included: more rounds."""
+    """FedAvg with more rounds, so that it takes as many gradient steps as FedDDPM including warm-up and corrections."""
     s = setting(data, scale, size)
     return dataclasses.replace(fedavg(data, scale, size), rounds=_matched(s))
 
 
 def fedavg_size(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """FedAvg whose clients weigh by their images: where sizes differ, uniform weights cost those most who have no auxiliary set."""
+    """FedAvg with clients weighted by their number of images; uniform weights harm methods without auxiliary images most."""
     s = setting(data, scale, size)
     return _recipe(s, FedAvg(local=s.local(), cohort=s.p, weights="size"))
 
 
 def fedavg_ema(data: Data = "mnist", scale: Size = "paper", size: Resized = AS_IT_IS) -> Recipe:
-    """FedAvg whose server keeps a moving average of the model over rounds; see the metrics that end in _ema."""
+    """FedAvg with a moving average of the model over rounds, measured by the metrics that end in _ema."""
     return dataclasses.replace(fedavg(data, scale, size), ema=AVERAGE)
 
 
 def alone(s: Setting) -> tuple[int, int]:
-    """Rounds and epochs in each that make up the epochs of a client that takes part in FedAvg, on average; K or a few more in each."""
-    in_all = max(s.K, round(s.rounds * s.cohort * s.K / s.clients))
-    epochs = next(e for e in range(s.K, in_all + 1) if in_all % e == 0)
-    return in_all // epochs, epochs
+    """Rounds, and epochs per round (K or a few more), that add up to a client's average epochs under FedAvg."""
+    total = max(s.K, round(s.rounds * s.cohort * s.K / s.clients))
+    epochs = next(e for e in range(s.K, total + 1) if total % e == 0)
+    return total // epochs, epochs
 
 
 def _matched(s: Setting) -> int:

@@ -10,14 +10,14 @@ from effuse.data.npz import CIFAR100
 from effuse.data.sources import Some
 from effuse.recipes.fedddpm.methods import AS_IT_IS, Data, Resized, Size, fedavg, fedddpm, localaug
 
-# a client may come out of such a draw with no image at all; it is given ten by the largest
+# a Dirichlet draw may leave a client without images; the largest client then gives it ten
 PARTITIONS = {
     "shard": "shards(per_client=2)",
     "dir0.1": "label_skew(beta=0.1, top_up=True)",
     "dir0.3": "label_skew(beta=0.3, top_up=True)",
 }
 METHODS = ("fedavg", "fedprox", "scaffold", "mofedsam", "fedddpm", "plus")
-# FID in the order of METHODS; shard, Dirichlet 0.1 and 0.3 with 15 % of the clients a round, then with 30 %
+# FID in the order of METHODS: shard, Dirichlet 0.1 and 0.3 with 15 % of the clients a round, then with 30 %
 PRINTED = {
     "mnist": (
         (5.822, 4.448, 2.786, 4.868, 2.842, 2.377),
@@ -50,7 +50,7 @@ SCALES = {"paper": Scale(), "scaled": Scale(comparable=False, told="scaled"), "s
 
 
 def loss_curves(method: Literal["fedavg", "localaug", "fedddpm"] = "fedddpm", scale: Size = "paper") -> Recipe:
-    """The comparison with LocalAug: 10,000 images of CIFAR-100 at 20 clients by Dirichlet 0.1, a fifth as many auxiliary ones."""
+    """The comparison with LocalAug: 20 clients, 10,000 images of CIFAR-100 by Dirichlet 0.1, 2,000 auxiliary images."""
     base = {"fedavg": fedavg, "localaug": localaug, "fedddpm": fedddpm}[method]("cifar100", scale)
     if scale != "smoke":
         base = dataclasses.replace(base, data=Some(source=CIFAR100(), n=10_000), clients=20)
@@ -84,8 +84,8 @@ def _fid_table(number: str, data: Data, called: str) -> Table:
 
 
 def necessity() -> Table:
-    """The necessity test: a full-size auxiliary set alone, against FedAvg and FedDDPM; fid_auxiliary is that of the set."""
-    printed = {
+    """The necessity test: training on a full-size auxiliary set alone, beside FedAvg and FedDDPM."""
+    printed: dict[tuple[Data, str], tuple[float, float, float]] = {
         ("mnist", "shard"): (4.204, 5.822, 1.910),
         ("cifar10", "dir0.1"): (47.332, 35.348, 21.730),
         ("cifar100", "dir0.3"): (49.434, 30.674, 17.139),
@@ -95,12 +95,12 @@ def necessity() -> Table:
         for (data, partition), row in printed.items()
         for method, number in zip(("aux_only", "fedavg", "fedddpm"), row)
     ]
-    title = "FedDDPM, necessity test: FID; the auxiliary sets themselves are printed as 1.344, 17.435 and 14.420"
+    title = "FedDDPM, necessity test: FID; the paper prints 1.344, 17.435 and 14.420 for the auxiliary sets"
     return Table(title=title, cells=tuple(cells), also=("fid_auxiliary",), scales=SCALES)
 
 
 def curves() -> Table:
-    """The comparison with LocalAug, of which loss curves are printed: they are in each cell's rounds.jsonl."""
+    """The comparison with LocalAug; the paper prints loss curves, which are in each cell's rounds.jsonl."""
     methods = ("fedavg", "localaug", "fedddpm")
     recipe = 'fedddpm.loss_curves(method="{}", scale="{{scale}}")'
     cells = [Cell(labels={"method": m}, recipe=recipe.format(m), metric="fid") for m in methods]
@@ -110,7 +110,7 @@ def curves() -> Table:
 def cell_of(
     method: str, data: Data, labels: dict[str, str | int], printed: float | None, *settings: str, size: Resized = AS_IT_IS
 ) -> Cell:
-    """A method's cell at any scale."""
+    """The cell of a method, at any scale."""
     recipe = "fedddpm" if method == "fedddpm" else f"fedddpm.{method}"
     resized = "" if size == AS_IT_IS else f", size={text(size, full=False)}"
     return Cell(

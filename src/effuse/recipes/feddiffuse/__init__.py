@@ -1,1 +1,1 @@
-"""FedDiffuse: the methods, the published table and figure, and a better FULL of our own."""
+"""FedDiffuse: the methods, the published table and figure, and our own improvement of FULL."""

@@ -18,14 +18,14 @@ from effuse.metrics.mix import ClassMix
 from effuse.models.convnext_unet import ConvnextUnet
 from effuse.tasks.denoise import Denoise
 
-Profile = Literal["text", "code"]  # where the paper's text and its published code differ: the loss
+Profile = Literal["text", "code"]  # the loss differs between the paper's text and its published code
 
-# the authors' code writes images to disk unscaled: its FID is that of clipped images, generated and real
+# the authors' code writes unscaled images to disk, so its FID compares clipped images, generated and real
 FIDELITY: tuple[Metric, ...] = (
     FID(n=5000, reference=5000),
     FID(n=5000, reference=5000, clipped=True),
     KID(n=5000, reference=5000),
-    ClassMix(n=5000),  # the network is told no class: skewed sites may make it forget some
+    ClassMix(n=5000),  # the network is unconditional: it may forget classes if sites are skewed
 )
 
 
@@ -35,30 +35,30 @@ def full(profile: Profile = "text") -> Recipe:
 
 
 def usplit(profile: Profile = "text") -> Recipe:
-    """USPLIT on Fashion-MNIST: of two clients one reports the encoder, the other the decoder."""
+    """USPLIT on Fashion-MNIST: half of the clients report the encoder, the others the decoder."""
     return _recipe(USplit(local=_adam()), profile)
 
 
 def ulatdec(profile: Profile = "text") -> Recipe:
-    """ULATDEC on Fashion-MNIST: every client keeps an encoder of its own."""
+    """ULATDEC on Fashion-MNIST: every client has its own encoder."""
     return _recipe(ULatDec(local=_adam()), profile)
 
 
 def udec(profile: Profile = "text") -> Recipe:
-    """UDEC on Fashion-MNIST: the decoder alone is shared."""
+    """UDEC on Fashion-MNIST: only the decoder is shared."""
     return _recipe(UDec(local=_adam()), profile)
 
 
 def celeba(profile: Profile = "text") -> Recipe:
-    """FULL on CelebA at 64x64, its 16 classes made of Male, Young and hair colour; 30 rounds."""
+    """FULL on CelebA at 64x64, with 16 classes from Male, Young and hair colour; 30 rounds."""
     data = CelebA(transforms=(Crop(side=178), Resize(side=64)))
-    # there the authors' images were in [0, 1] and not clipped, so that the usual FID is the one to compare
+    # for CelebA the authors' images are in [0, 1] and not clipped, so the usual FID is comparable
     metrics = (FID(n=5000, reference=5000), KID(n=5000, reference=5000))
     return _recipe(Full(local=_adam(batch=64)), profile, data=data, rounds=30, metrics=metrics)
 
 
 def _adam(batch: int = 128) -> Adam:
-    return Adam(lr=1e-4, batch=batch, epochs=5)  # its moments are new in every round, as in the authors' code
+    return Adam(lr=1e-4, batch=batch, epochs=5)  # moments start at zero in every round, as in the authors' code
 
 
 def _recipe(

@@ -10,7 +10,7 @@ SKEWS = {
     "l-skew": "label_skew(beta=0.5, mask=True, seed=2023, legacy=True)",
     "q-skew": "quantity_skew(beta=0.5, seed=2023, legacy=True)",
 }
-# FID and its spread over five runs (and, where clients own models, over the clients), in the order of SKEWS
+# FID and its spread over five runs (for personal models also over clients), in the order of SKEWS
 TABLE_1 = {
     ("full", 2): ((39, 2), (33, 1), (33, 3)),
     ("full", 5): ((39, 4), (43, 4), (23, 5)),
@@ -47,7 +47,7 @@ def table1(profile: Profile = "text") -> Table:
 
 
 def figure3(profile: Profile = "text") -> Table:
-    """Figure 3: FID of FULL by local epochs E and clients K, after the baseline of one client."""
+    """Figure 3: FID of FULL by local epochs E and clients K; first the baseline with one client."""
     cells = [
         Cell(
             labels={"epochs": epochs, "clients": clients},
@@ -72,13 +72,14 @@ STAND_INS = {"fid": "fid_classifier", "fid_clipped": "fid_classifier_clipped", "
 
 
 def _smoke(*less: str) -> Scale:
-    """The digits, a small network, few steps: whether everything works, and nothing about how well."""
+    """A smoke test: digits, a small network and few steps; its numbers mean nothing."""
+    few = "fid(n=200, encoder=classifier()"
     settings = (
         *SMALL,
         "algorithm.local.batch=128",
         "algorithm.local.lr=2e-3",
         "sampler=ddim(steps=10)",
-        "evaluate.metrics=[fid(n=200, encoder=classifier()), fid(n=200, encoder=classifier(), clipped=True), class_mix(n=200)]",
+        f"evaluate.metrics=[{few}), {few}, clipped=True), class_mix(n=200)]",
         *less,
     )
     pooled = {f"{name}_pooled": f"{STAND_INS[name]}_pooled" for name in ("fid", "fid_clipped")}

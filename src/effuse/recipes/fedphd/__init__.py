@@ -1,1 +1,1 @@
-"""FedPhD: the methods, the published tables, and a comparison of our own."""
+"""FedPhD: the methods, the published tables, and our own comparison."""

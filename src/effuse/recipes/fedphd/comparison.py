@@ -1,4 +1,4 @@
-"""FedPhD, its rivals, and what each of its parts gives, at a size that one GPU can do."""
+"""FedPhD, its rivals, and an ablation of its parts, at a size for one GPU."""
 
 import dataclasses
 import itertools
@@ -8,7 +8,7 @@ from effuse.recipes.fedphd.tables import ALSO, METHODS, ONE_EPOCH, SCALED, SMOKE
 from effuse.recipes.seeds import FIRST_TUNING_SEED, refuse_results, refuse_tuning
 
 NEITHER = ("algorithm.selection=random", "algorithm.weights=size")
-# by how telling they are, and those of one network beside each other, for they share recordings
+# the most informative first; methods with the same network are neighbours and share recordings
 COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg-e1": ("fedavg-e1", ()),
     "fedavg": ("fedavg", ()),
@@ -19,7 +19,7 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedphd-44-weights-by-size": ("fedphd", NEITHER[1:]),
     "moon": ("moon", ()),
     "fedprox": ("fedprox", ()),
-    "fedprox-0.001": ("fedprox", ("algorithm.mu=0.001",)),  # under Adam, the paper's mu of 1 hardly lets a short run move
+    "fedprox-0.001": ("fedprox", ("algorithm.mu=0.001",)),  # under Adam, the paper's mu = 1 slows a short run too much
     "scaffold": ("scaffold", ()),
     "feddiffuse-usplit": ("feddiffuse-usplit", ()),
     "feddiffuse-udec": ("feddiffuse-udec", ()),
@@ -31,25 +31,31 @@ COMPARED: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedphd-44-unregularised": ("fedphd", ("algorithm.lambda_0=0",)),
     "fedphd-0-neither": ("fedphd", (*UNPRUNED, *NEITHER)),
     "scaffold-ii": ("scaffold-ii", ()),
-    "scaffold-e1": ("scaffold-e1", ()),  # with five, at their rate, it diverged: is it how far a round can go?
+    "scaffold-e1": ("scaffold-e1", ()),  # with five epochs it diverged
 }
-LAST = ("fedphd-44-unregularised", "fedphd-0-neither", "scaffold-ii", "scaffold-e1")  # after more seeds of the telling ones
-# learning rates that are tried with one and with five local epochs a round (1e-4 since 2e-4, the edge of three, was the best), and what
-# was found best
+# these run after the other seeds of MAIN
+LAST = (
+    "fedphd-44-unregularised",
+    "fedphd-0-neither",
+    "scaffold-ii",
+    "scaffold-e1",
+)
+# learning rates to tune with one and with five local epochs a round, and the best ones; 1e-4 extends the grid
 RATES: dict[int, tuple[float, ...]] = {1: (1e-4, 2e-4, 5e-4, 1e-3), 5: (2e-4, 5e-4, 1e-3)}
 TUNED = {1: 2e-4, 5: 5e-4}
-TELLING = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os", "fedphd-44-random-edges")
+MAIN = ("fedavg-e1", "fedavg", "fedphd-0", "fedphd-44", "fedphd-os", "fedphd-44-random-edges")
 
 
 def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
-    """All methods, all shares of pruning and what each part gives, scaled, for so many local epochs; the telling ones on all seeds."""
+    """All methods, pruning ratios and ablations, scaled to `epochs` local epochs; the most informative on all seeds."""
     refuse_results("fedphd.comparison", seeds)
     cells = []
-    others = [name for name in COMPARED if name not in (*TELLING, *LAST)]
-    first, more_seeds = itertools.product(seeds[:1], (*TELLING, *others)), itertools.product(seeds[1:], TELLING)
+    others = [name for name in COMPARED if name not in (*MAIN, *LAST)]
+    first, more_seeds = itertools.product(seeds[:1], (*MAIN, *others)), itertools.product(seeds[1:], MAIN)
     for seed, name in [*first, *more_seeds, *itertools.product(seeds[:1], LAST)]:
         method, more = COMPARED[name]
-        rate = TUNED[1 if method == "centralised" else _in_a_round(method)]  # in one place nobody drifts
+        # centralised training has no client drift
+        rate = TUNED[1 if method == "centralised" else _epochs_per_round(method)]
         cells.append(_cell(method, {"method": name, "seed": seed}, seed, epochs, rate, more))
     title = "FedPhD and its rivals, 20 clients of two classes, a fifth at a time"
     against = ("method", "fedavg-e1")
@@ -57,20 +63,22 @@ def comparison(seeds: tuple[int, ...] = (0, 1, 2), epochs: int = 100) -> Table:
 
 
 def tuning(seed: int = FIRST_TUNING_SEED, epochs: int = 50, rates: tuple[float, ...] = ()) -> Table:
-    """FedAvg's learning rate with one and with five local epochs a round, on a seed that is not reported, in half of the epochs; other
-    rates, beyond an edge, are given."""
+    """FedAvg's learning rate with one and with five local epochs a round, on a tuning seed, in half of the epochs.
+
+    `rates` replaces the default grid.
+    """
     refuse_tuning("fedphd.tuning", seed)
     cells = [
         _cell(method, {"method": method, "rate": f"{rate:g}"}, seed, epochs, rate)
         for method in ("fedavg-e1", "fedavg")
-        for rate in rates or RATES[_in_a_round(method)]
+        for rate in rates or RATES[_epochs_per_round(method)]
     ]
-    scale = _scales(epochs)["scaled"]  # a smaller one has a rate of its own
+    scale = _scales(epochs)["scaled"]  # the smoke scale sets its own learning rate
     scale = dataclasses.replace(scale, settings=(*scale.settings, "evaluate.metrics=[fid(n=5000, split='train')]"))
     return Table(title=f"FedAvg on FedPhD's clients: rates, on seed {seed}", cells=tuple(cells), scales={"scaled": scale})
 
 
-def _in_a_round(method: str) -> int:
+def _epochs_per_round(method: str) -> int:
     recipe, settings, _ = METHODS[method]
     return 1 if recipe in ("fedphd", "fedavg1") or ONE_EPOCH in settings else 5
 
@@ -78,13 +86,13 @@ def _in_a_round(method: str) -> int:
 def _cell(
     method: str, labels: dict[str, str | int], seed: int, epochs: int, rate: float, more: tuple[str, ...] = ()
 ) -> Cell:
-    settings = (f"algorithm.local.lr={rate:g}", *more, f"rounds={max(1, epochs // _in_a_round(method))}")
+    settings = (f"algorithm.local.lr={rate:g}", *more, f"rounds={max(1, epochs // _epochs_per_round(method))}")
     return cell_of(method, labels, "cifar10", seed, settings, None, None, {})
 
 
 def _scales(epochs: int) -> dict[str, Scale]:
     small = {"rounds": 0.1, "algorithm.R_s": 0.25}
     return {
-        "scaled": dataclasses.replace(SCALED, factors={}, told=f"on CIFAR-10: {epochs} local epochs in all"),
+        "scaled": dataclasses.replace(SCALED, factors={}, told=f"on CIFAR-10: {epochs} local epochs in total"),
         "smoke": dataclasses.replace(SMOKE, factors=small, told="on digits: a tenth of the rounds"),
     }

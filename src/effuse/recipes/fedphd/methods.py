@@ -1,4 +1,4 @@
-"""FedPhD: Long et al., 2025, "Federated Pruning with Hierarchical Learning of Diffusion Models", section V: the method and its rivals."""
+"""FedPhD: Long et al., 2025, "Federated Pruning with Hierarchical Learning of Diffusion Models", section V."""
 
 import dataclasses
 from typing import Literal
@@ -24,12 +24,12 @@ from effuse.models.unet import CifarUnet, DigitsUnet
 from effuse.tasks.denoise import Denoise
 
 Data = Literal["cifar10", "celeba"]
-FEW = 0.2  # of the clients, in every round
+FEW = 0.2  # the share of clients in every round
 
 
 def fedphd(data: Data = "cifar10") -> Recipe:
     """FedPhD: 20 clients of two classes, two edges, pruned by norm after 20 sparse rounds; one local epoch a round."""
-    # there Eq. 25 needs b: an edge's share of a cycle is ten clients of 8,139 images
+    # on CelebA Eq. 25 needs b: an edge aggregates ten clients of 8,139 images in a cycle
     algorithm = FedPhD(local=_adam(data, 1), cohort=FEW, R_s=20, b=0.0 if data == "cifar10" else 60_000.0)
     return _recipe(algorithm, data, 10_000 if data == "cifar10" else 5_000)
 
@@ -50,36 +50,36 @@ def fedprox(data: Data = "cifar10") -> Recipe:
 
 
 def moon(data: Data = "cifar10") -> Recipe:
-    """MOON on pooled bottleneck features; the paper chose mu from 0.01 to 10."""
+    """MOON on pooled bottleneck features; the paper tuned mu from 0.01 to 10."""
     return _baseline(Moon(local=_adam(data), cohort=FEW, mu=1.0), data)
 
 
 def scaffold(data: Data = "cifar10") -> Recipe:
-    """SCAFFOLD under Adam, whose control variates are mean gradients; option="II" is the rule for plain SGD all the same."""
+    """SCAFFOLD under Adam, with mean gradients as control variates; option="II" is the rule derived for plain SGD."""
     return _baseline(Scaffold(local=_adam(data), cohort=FEW), data)
 
 
 def usplit(data: Data = "cifar10") -> Recipe:
-    """FedDiffuse's USPLIT; the paper does not say which of its modes it ran."""
+    """FedDiffuse's USPLIT; the paper does not state which FedDiffuse method it ran."""
     return _baseline(USplit(local=_adam(data), cohort=FEW), data)
 
 
 def udec(data: Data = "cifar10") -> Recipe:
-    """FedDiffuse's UDEC, whose clients own their models: the pooled FID is the one to compare."""
+    """FedDiffuse's UDEC, with a model per client; compare its pooled FID."""
     return _baseline(UDec(local=_adam(data), cohort=FEW), data)
 
 
 def centralised(data: Data = "cifar10", scale: Literal["paper", "scaled", "smoke"] = "paper") -> Recipe:
-    """All data in one place, 500,000 steps, with a moving average of the weights; at a smaller scale the images of the others."""
+    """All data in one place: 500,000 steps and a moving average; at smaller scales as many images as the rivals."""
     local = dataclasses.replace(_adam(data, 1), state="kept")
-    if scale != "paper":  # an average over ten thousand steps would still be the model that they began with
+    if scale != "paper":  # a run of few steps is too short for a moving average with decay 0.9999
         return _baseline(Centralised(local=local), data)
     size, batch = (50_000, 128) if data == "cifar10" else (162_770, 64)
     return _recipe(Centralised(local=dataclasses.replace(local, ema=0.9999)), data, round(500_000 * batch / size))
 
 
 def demo() -> Recipe:
-    """Ten sites with two digits each, two edges that fail once each, the network pruned halfway; a minute on two cores."""
+    """FedPhD on digits: ten sites of two classes, two edges with an outage each, pruned halfway; a minute on two cores."""
     local = Adam(lr=2e-3, batch=64, epochs=2, clip=1.0)
     return Recipe(
         data=Digits(),

@@ -6,14 +6,14 @@ from effuse.core.table import Cell, Scale, Table
 from effuse.recipes.fedphd.methods import Data
 
 SCALED = Scale(
-    # half the width, a quarter of the arithmetic; sixteen groups, as wide as the paper's 32 are, so that pruning takes the same shares
+    # half the width, a quarter of the arithmetic; 16 groups are as wide as the paper's 32, for equal pruning ratios
     settings=(
         "model=cifar_unet(widths=[64, 128, 128, 128], groups=16, dropout=0.0)",
         "evaluate.metrics=[fid(n=10000, split='train'), kid(n=10000, split='train'), tones(n=10000)]",
-        "evaluate.personal=pooled",  # the number that counts where clients own their models, at a twentieth of the price
-        # noise on the way and clipped predictions: see SHORT in fedddpm/methods.py
+        "evaluate.personal=pooled",  # the metric for personal models, at a twentieth of the time
+        # noise (eta) and clipped predictions: see SHORT in fedddpm/methods.py
         "sampler=ddim(steps=100, spacing=quadratic, eta=0.5, clip=True, batch=1000)",
-        "speed=graph",  # every ratio is another network: compiling each takes longer than it saves
+        "speed=graph",  # compiling the network of every ratio takes longer than it saves
     ),
     factors={"rounds": 0.01},
     metrics={"fid_ema": "fid"},
@@ -48,8 +48,8 @@ ALSO = (
     "symmetric_cost",
 )
 
-ONE_EPOCH = "algorithm.local.epochs=1"  # a round; recipes of rivals have five
-# how a method is run: its recipe, settings, and the number that counts
+ONE_EPOCH = "algorithm.local.epochs=1"  # in a round; the rivals' recipes have five
+# by method: its recipe, settings, and metric
 METHODS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "centralised": ("centralised", (), "fid_ema"),
     "fedavg-iid": ("fedavg", ("partition=iid()",), "fid"),
@@ -65,7 +65,7 @@ METHODS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "fedphd": ("fedphd", (), "fid"),
     "fedphd-os": ("fedphd", ("algorithm.variant=os",), "fid"),
 }
-# (FID, its spread, IS) on CIFAR-10 and on CelebA; the paper does not say which FedDiffuse, and prints one SCAFFOLD
+# (FID, its spread, IS) on CIFAR-10 and on CelebA; the paper prints one FedDiffuse method, without its name, and one SCAFFOLD
 EQUAL_COMPUTATION = {
     "fedphd": ((16.74, 0.26, 4.24), (8.32, 0.44, 2.76)),
     "fedavg-e1": ((17.21, 0.28, 4.68), (9.55, 0.32, 2.78)),
@@ -99,7 +99,7 @@ TABLE_3 = {
 }
 UNPRUNED = ("algorithm.variant=none",)
 REDUCTIONS = {0.0: 0, 0.1: 25, 0.2: 44, 0.3: 61, 0.4: 74}  # of parameters, as the paper labels them
-# parameters in millions, GMAC, cost of one aggregation in the cloud, and the rounds in which five local epochs pass
+# parameters in millions, GMAC, traffic cost of one cloud aggregation, and the rounds of five local epochs
 TABLE_4 = {
     "fedavg": (35.7, 6.06, 109.22, 1),
     "fedavg-e1": (35.7, 6.06, 546.10, 5),
@@ -123,7 +123,7 @@ TABLE_5 = {
 
 
 def table1(data: Data = "cifar10", seed: int = 0) -> Table:
-    """Table I: FID of FedPhD and seven others, by equal computation and by equal rounds; the most telling cells first."""
+    """Table I: FID of FedPhD and its rivals, at equal computation and at equal rounds; the most informative cells first."""
     column = 0 if data == "cifar10" else 1
     cells = []
     for budget, rows in (("computation", EQUAL_COMPUTATION), ("rounds", EQUAL_ROUNDS)):
@@ -135,7 +135,7 @@ def table1(data: Data = "cifar10", seed: int = 0) -> Table:
 
 
 def table3(data: Data = "cifar10", seed: int = 0) -> Table:
-    """Table III: FID of FedPhD by how much of the network is pruned."""
+    """Table III: FID of FedPhD by pruning ratio."""
     cells = []
     for ratio, (cifar, celeba) in TABLE_3.items():
         gmac, fid, score = cifar[1:] if data == "cifar10" else celeba
@@ -148,15 +148,15 @@ def table3(data: Data = "cifar10", seed: int = 0) -> Table:
 
 
 def table4() -> Table:
-    """Table IV: parameters, GMAC and the cost of traffic for one aggregation in the cloud; rehearsed, for they need no training."""
+    """Table IV: parameters, GMAC and traffic cost of one cloud aggregation; rehearsed, because they need no training."""
     cells = []
     for method, (millions, gmac, cost, rounds) in TABLE_4.items():
-        # CIFAR-10's labels need no file
+        # labels with CIFAR-10's sizes need no file
         settings = (f"rounds={rounds}", "data=labels(sizes=[5000]*10, side=32, channels=3)", "evaluate.metrics=[]")
         beside = {"parameters_m": millions, "gmacs": gmac}
         cell = cell_of(method, {"method": method}, "cifar10", 0, settings, cost, None, beside)
         cells.append(dataclasses.replace(cell, metric="paper_cost"))
-    title = "FedPhD, Table IV: what a network is and what its traffic costs"
+    title = "FedPhD, Table IV: size and traffic cost of the networks"
     return Table(
         title=title, cells=tuple(cells), also=("symmetric_cost", "parameters_m", "gmacs", "gmacs_frozen"), rehearsed=True
     )
@@ -182,9 +182,9 @@ def cell_of(
     spread: float | None,
     beside: dict[str, float],
 ) -> Cell:
-    """A method's cell at any scale."""
+    """The cell of a method, at any scale."""
     recipe, settings, metric = METHODS[method]
-    scale = ', scale="{scale}"' if recipe == "centralised" else ""  # a short one keeps no average
+    scale = ', scale="{scale}"' if recipe == "centralised" else ""  # its scale decides about the moving average
     name = f'fedphd.{recipe}(data="{data}"{scale})' if recipe != "fedphd" else f'fedphd(data="{data}")'
     return Cell(
         labels=labels,
