@@ -23,9 +23,9 @@ from effuse.core.workbench import Client
 
 @message(name="moon.update")
 class MoonUpdate(Update):
-    """A client's model, and how well its features were told from those of its last one."""
+    """A client's model, and the contrastive loss of its features."""
 
-    contrast: Annotated[float | None, by_count]  # None at its first participation, which has no last one
+    contrast: Annotated[float | None, by_count]  # None at its first participation, without an earlier model
 
 
 def contrastive(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def contrastive(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
 
 @spec
 class Moon(FedAvg, Companions):
-    """FedAvg whose clients are drawn towards the global model's features and away from those of their own last model."""
+    """FedAvg with a contrastive loss: towards the global model's features, away from those of the client's last model."""
 
     frozen: ClassVar[int] = 2
 
@@ -58,7 +58,7 @@ class Moon(FedAvg, Companions):
 
     def round(self, server: Server, fed: Federation) -> Server:
         y = fed.mean(self.train, fed.sample(self.cohort), by=self.aggregate, model=server.model).value
-        if y.contrast is not None:  # at ln 2 the two similarities are equal, and nothing is told apart
+        if y.contrast is not None:  # at ln 2 the two similarities are equal
             fed.note(contrast_from_ln2=y.contrast - math.log(2))
         return Server(y.model)
 
