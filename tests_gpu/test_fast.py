@@ -50,7 +50,7 @@ NETS = {
 @pytest.fixture(autouse=True)
 def nothing_kept():
     """Every test records for itself."""
-    speed.KEPT.clear()
+    speed.REUSABLE.clear()
 
 
 def blobs(n: int = 600) -> Dataset:
@@ -147,7 +147,7 @@ def test_every_algorithm_fast_and_eager(name, tmp_path, monkeypatch):
                 patch.setattr(Captured, "__init__", functools.partialmethod(Captured.__init__, kernels=()))
             found[precision] = outcome(recipe.changed(["speed=graph"]), tmp_path / precision, "cuda")
         assert recorded and len(recorded) == len({*recorded})
-        speed.KEPT.clear()
+        speed.REUSABLE.clear()
     assert_alike(found["fp32"], eager)
     assert found["bf16"][1] == eager[1]
     # a handful of images drawn from models of three steps differs more than the models do
@@ -280,7 +280,7 @@ def test_a_second_run_records_nothing(tmp_path, monkeypatch):
     found = [m.captures for m in made]
     second = run(other, tmp_path / "second", device="cuda")
     assert [m.captures for m in made] == found, "neither machines nor recordings are new"
-    speed.KEPT.clear()
+    speed.REUSABLE.clear()
     assert run(other, tmp_path / "alone", device="cuda").weights_sha256 == second.weights_sha256
 
 

@@ -42,9 +42,9 @@ def fast(monkeypatch):
     monkeypatch.setattr(Captured, "recorded", recorded)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(rounds, "machines_for", machines)
-    speed.KEPT.clear()
+    speed.REUSABLE.clear()
     yield lambda on: chosen.update(fast=on)
-    speed.KEPT.clear()
+    speed.REUSABLE.clear()
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path, monkeypa
             recorded.clear()
             ours.append(outcome(each, tmp_path / f"fast-{i}"))
             assert len(recorded) == len({*recorded}), "nothing is recorded twice in a run"
-    assert made == speed.KEPT, "all on the same machines"
+    assert made == speed.REUSABLE, "all on the same machines"
     fast(False)
     for i, (each, found) in enumerate(zip(recipes, ours)):
         assert_alike(found, outcome(each, tmp_path / f"eager-{i}"))
@@ -84,10 +84,10 @@ def test_a_run_that_diverges_leaves_its_machines_to_the_next(fast, made, tmp_pat
     recipe = ragged_recipe(FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1, state="kept")), clients=5)
     with pytest.raises(TrainingError):
         run(recipe.changed(["algorithm.local=sgd(lr=1e30, batch=8, epochs=2)"]), tmp_path / "lost")
-    assert made == speed.KEPT
+    assert made == speed.REUSABLE
     with pytest.raises(TrainingError):
         run(recipe.changed(["algorithm.local.lr=1e30"]), tmp_path / "lost too")
     ours = outcome(recipe, tmp_path / "fast")
-    assert made == speed.KEPT and len(made) == 5
+    assert made == speed.REUSABLE and len(made) == 5
     fast(False)
     assert_alike(ours, outcome(recipe, tmp_path / "eager"))

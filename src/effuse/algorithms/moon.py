@@ -1,7 +1,7 @@
 """MOON: Li et al., 2021, Algorithm 1; for U-Nets as FedPhD compares with it, on the pooled bottleneck of a noisy image."""
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +30,15 @@ class MoonUpdate(Update):
 
 def contrastive(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
     """l_sup + mu l_con; all three models see the same input: image, noise and time step."""
-    inputs = batch.task.inputs(batch)  # type: ignore[attr-defined]
+    task: Any = batch.task  # one that has inputs and a per-image error: denoise or classify
+    inputs = task.inputs(batch)
     output, z = net(*inputs, give="both")
     with torch.no_grad():
         z_glob = net(*inputs, give="features", params=given["glob"])
         z_prev = net(*inputs, give="features", params=given["prev"])
     near, far = (F.cosine_similarity(z.float(), other.float()) / given["T"] for other in (z_glob, z_prev))
     l_con = batch.mean(F.softplus(far - near))  # -log(e^near / (e^near + e^far))
-    return batch.mean(batch.task.error(output, batch)) + given["mu"] * l_con, l_con  # type: ignore[attr-defined]
+    return batch.mean(task.error(output, batch)) + given["mu"] * l_con, l_con
 
 
 @spec

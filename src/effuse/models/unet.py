@@ -189,8 +189,21 @@ def from_diffusers(config: Mapping[str, Any], classes: int, where: str) -> Unet:
 class DDPMUNet(nn.Module):
     """UNet2DModel called as `net(x, t, labels)`.
 
-    The forward pass is that of diffusers for the supported configurations. It is written out so that a loss can use features.
+    The forward pass is that of diffusers for the supported configurations, written out so that a loss can use features.
     """
+
+    # diffusers' modules
+    time_proj: nn.Module
+    time_embedding: nn.Module
+    class_embedding: nn.Embedding | None
+    conv_in: nn.Module
+    down_blocks: nn.ModuleList
+    mid_block: nn.Module
+    up_blocks: nn.ModuleList
+    conv_norm_out: nn.Module
+    conv_act: nn.Module
+    conv_out: nn.Module
+    dtype: torch.dtype
 
     def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
         embedding = self.time_embedding(self.time_proj(t.expand(len(x))).to(self.dtype))
@@ -200,7 +213,7 @@ class DDPMUNet(nn.Module):
             embedding = embedding + self.class_embedding(labels)
         embedding = self.times(embedding, give)
         x = self.conv_in(x)
-        skips = (x,)
+        skips: tuple[Tensor, ...] = (x,)
         for down in self.down_blocks:
             x, passed = down(hidden_states=x, temb=embedding)
             skips += passed
@@ -208,6 +221,7 @@ class DDPMUNet(nn.Module):
         features = x.mean(dim=(2, 3)) if give != "output" else None
         if give == "features":
             return features
+        up: Any
         for up in self.up_blocks:
             x = up(x, skips[-len(up.resnets) :], embedding)
             skips = skips[: -len(up.resnets)]
