@@ -123,8 +123,8 @@ class Captured(Eager):
             return module
         # beyond this limit torch runs uncompiled; the setting is per thread, so it is set here, in the recording thread
         torch._dynamo.config.recompile_limit = VARIANTS
-        # in torch's deterministic mode, used for recordings, the compiler would not try tilings of reductions; a tiling repeats
-        # to the bit, so only a run that must give the same bits in every process needs to skip the trial
+        # in torch's deterministic mode, used for recordings, the compiler would not try tilings of reductions; a tiling
+        # repeats to the bit, so only a run that must give the same bits in every process skips the trial
         choice = "deterministic" if self.reproducible else TRIES_TILINGS
         options: dict[str, Any] | None = {choice: self.reproducible} if hasattr(torch._inductor.config, choice) else None
         return torch.compile(module, dynamic=False, options=options)

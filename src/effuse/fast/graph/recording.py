@@ -38,7 +38,7 @@ def record(step: Callable[[], None], stream: torch.cuda.Stream, trying: bool) ->
 
 
 def deterministic(make: Callable[[], T], always: bool) -> T:
-    """Make a recording from deterministic operations. Unless `always`, warn and make it from others where torch lacks them."""
+    """Make a recording from deterministic operations; unless `always`, warn and use others where torch lacks them."""
     with SETTINGS:
         try:
             with _in_order(True):
