@@ -89,7 +89,7 @@ class FedDDPMPlus(FedDDPM, StopsEarly, name="fedddpm_plus"):
                 "where a decay has ended; leave it out"
             )
 
-    def setup(self, model: Model, fed: Federation) -> Server:
+    def setup(self, model: Model, fed: Federation) -> FedDDPMPlusServer:
         self.test.require(model.arch, fed)
         start = super().setup(model, fed)
         return FedDDPMPlusServer(start.model, phase=start.phase, pending=start.pending)

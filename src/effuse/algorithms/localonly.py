@@ -51,4 +51,6 @@ class LocalOnly(Personal):
         return self.own(client, model).holding(client.state["average"])
 
     def own(self, client: Client, model: Model | None) -> Model:
-        return client.state.get("model", model)
+        own: Model | None = client.state.get("model", model)
+        assert own is not None  # the first message brings one
+        return own

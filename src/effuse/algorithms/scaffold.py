@@ -80,6 +80,7 @@ class Scaffold(FedAvg, name="scaffold"):
             # steps is tau, the number of batches: neither epochs nor images
             c_new = c_i - c + (x.params - y.params) / (fit.steps * client.rate(self.local))
         else:
+            assert fit.gradient is not None  # as `report_gradient` says
             c_new = fit.gradient
         client.state["c_i"] = c_new
         return ScaffoldUpdate(y, c_new - c_i, self.weight(client), fit.loss)

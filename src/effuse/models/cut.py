@@ -67,6 +67,7 @@ def narrowed(net: nn.Module, cut: Cut) -> nn.Module:
         if full is None or width.into > full.into or width.out > full.out:
             raise ModelError(f"cut: '{entry}' must be a layer, and no wider than in the uncut network")
         setattr(net.get_submodule(parent), own, _narrow(layer, width, entry))
+    module: Any
     for module in net.modules():  # diffusers' resampling layers check their input against an attribute
         conv = getattr(module, "conv", None)
         if isinstance(getattr(module, "channels", None), int) and isinstance(conv, nn.Conv2d):

@@ -43,7 +43,7 @@ class AlignedConv2d(nn.Conv2d):
 
     def unbiased(self, x: Tensor) -> Tensor:
         """Without its bias, for a caller that adds it at no cost."""
-        # without this, a compiler gives contiguous tensors to the convolution's backward pass, which then copies each of them
+        # without this, a compiler gives contiguous tensors to the convolution's backward pass, which then copies them
         x, weight = _padded(self, x, self.weight, outputs=0)
         y = F.conv2d(channels_last(x), weight, None, self.stride, self.padding, self.dilation, self.groups)
         return channels_last(y)[:, : self.out_channels]
@@ -88,7 +88,7 @@ def _biased(conv: Any, y: Tensor) -> Tensor:
 
 
 def joined(conv: Any, h: Tensor, shortcut: Any, x: Tensor) -> Tensor:
-    """conv(h) + shortcut(x) of two AlignedConv2d with biases, or conv(h) + x without a shortcut; one addition for both biases."""
+    """conv(h) + shortcut(x), or conv(h) + x, of AlignedConv2d with biases; both biases are added at once."""
     h, bias = conv.unbiased(h), conv.bias
     if shortcut is not None:
         x, bias = shortcut.unbiased(x), bias + shortcut.bias

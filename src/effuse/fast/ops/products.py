@@ -16,7 +16,7 @@ def side_by_side(
 ) -> tuple[Tensor, ...]:
     """Each layer's output for x, plus `more`, by one product instead of several small ones.
 
-    With `parts`, such as heads, the features of a layer consist of that many equal parts, each zero-padded; `more` is unused.
+    With `parts`, such as heads, a layer's features consist of that many equal parts, each zero-padded; `more` is unused.
     """
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor] = [layer.bias for layer in layers]
