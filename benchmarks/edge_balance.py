@@ -1,6 +1,6 @@
 """How evenly clients spread over edges, and how mixed the edges become: FedPhD's Eq. 25 against random choice (its Fig. 6).
 
-`python benchmarks/edge_balance.py` prints a table; the rule is the algorithm's own `chances`.
+`python benchmarks/edge_balance.py` prints a table; the rule is the algorithm's own `edge_probabilities`.
 """
 
 import argparse
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from effuse.algorithms.fedphd import chances, homogeneity
+from effuse.algorithms.shared.homogeneity import edge_probabilities, homogeneity
 
 CLASSES, IMAGES = 10, 2500  # of a client, in two classes
 
@@ -59,7 +59,8 @@ def simulated(
         for _ in range(rounds):
             here = own[rng.choice(clients, cohort, replace=False)]
             for some in [here] if snapshot else here[:, None]:
-                P = np.full((len(some), edges), 1 / edges) if selection == "random" else chances(some, held, a, b, q_u)
+                uniform = np.full((len(some), edges), 1 / edges)
+                P = uniform if selection == "random" else edge_probabilities(some, held, a, b, q_u)
                 chosen = (P.cumsum(-1) > rng.random((len(some), 1))).argmax(-1)
                 np.add.at(held, chosen, some)
                 np.add.at(assigned[cycle], chosen, 1)

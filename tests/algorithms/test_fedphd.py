@@ -16,10 +16,9 @@ from effuse.algorithms.fedphd import (
     FedPhD,
     FedPhDUpdate,
     ReportedHistogram,
-    chances,
-    homogeneity,
     sparsifying,
 )
+from effuse.algorithms.shared.homogeneity import edge_probabilities, homogeneity
 from effuse.core.algorithm import on_client
 from effuse.core.build import build
 from effuse.core.data import Shape
@@ -77,14 +76,14 @@ def test_choices_of_an_edge():
     """
     own = images(0, 1)
     same, other, empty = images(0, 1), images(2, 3), np.zeros(10)
-    P = chances(own, np.array([same, other]), 15_000, 0, UNIFORM)
+    P = edge_probabilities(own, np.array([same, other]), 15_000, 0, UNIFORM)
     assert pytest.approx([0.447018, 0.552982], abs=1e-6) == P
     assert P[0] / P[1] == pytest.approx(15513.167 / 19190.525, rel=1e-6)
-    assert chances(own, np.array([other, empty]), 15_000, 0, UNIFORM) == pytest.approx([0.515823, 0.484177], abs=1e-6)
-    assert chances(own, np.array([empty, empty]), 15_000, 0, UNIFORM).tolist() == [0.5, 0.5]
+    assert edge_probabilities(own, np.array([other, empty]), 15_000, 0, UNIFORM) == pytest.approx([0.515823, 0.484177], abs=1e-6)
+    assert edge_probabilities(own, np.array([empty, empty]), 15_000, 0, UNIFORM).tolist() == [0.5, 0.5]
     full = np.array([images(0, 1, n=90_000), images(2, 3, n=90_000)])
-    assert chances(own, full, 15_000, 0, UNIFORM).tolist() == [0.5, 0.5], "ReLU leaves neither: alike"
-    several = chances(np.array([own, images(2, 3)]), np.array([same, other]), 15_000, 0, UNIFORM)
+    assert edge_probabilities(own, full, 15_000, 0, UNIFORM).tolist() == [0.5, 0.5], "ReLU leaves neither: alike"
+    several = edge_probabilities(np.array([own, images(2, 3)]), np.array([same, other]), 15_000, 0, UNIFORM)
     assert several[0] == pytest.approx(P) and several[1] == pytest.approx(P[::-1])
 
 
@@ -108,7 +107,7 @@ def test_images_as_shares_in_the_choice_of_an_edge():
     so 0.342898 and 0.657102. In images, both are at nought. A frequency of 400 draws has a standard deviation of 0.024.
     """
     own, edges = images(0, 1), np.array([images(0, 1), images(2, 3)])
-    P = chances(own, edges, 1.0, -1.0, UNIFORM, 50_000)
+    P = edge_probabilities(own, edges, 1.0, -1.0, UNIFORM, 50_000)
     assert pytest.approx([0.342898, 0.657102], abs=1e-6) == P
     algorithm = FedPhD(local=STEP, a=1.0, b=-1.0, normalised=True)
     assert first_choices(algorithm, own, *edges, scale=50_000.0) == pytest.approx(P, abs=0.07)
@@ -161,7 +160,7 @@ def test_equation_19_adds_images_to_images():
     literal = (first / 2500 + second) / (2500 + 2500)
     assert literal.sum() == pytest.approx(0.5002)
     edge = Edge(tuple(first), waiting="theta", weight=1.0, waiting_counts=tuple(second))
-    after = FedPhD(local=STEP)._aggregated(edge)
+    after = FedPhD(local=STEP)._aggregate_at_edge(edge)
     assert sum(after.counts) == 5000 and (after.theta, after.waiting, after.waiting_counts) == ("theta", None, ())
     assert homogeneity(np.array(after.counts), UNIFORM) == pytest.approx(1.612702, abs=1e-6)
 

@@ -25,7 +25,7 @@ def test_the_next_run_of_a_process_finds_the_last_ones_machines(monkeypatch, tmp
     cuda = torch.device("cuda")
     ours = machines_for(first, cuda, 40)
     monkeypatch.setattr(ours[0], "forget", (forgotten := []).append)
-    ours[0]._steps[(first.model,)] = types.SimpleNamespace(played=True)
+    ours[0]._steps[(first.model,)] = types.SimpleNamespace(used=True)
     ours[0].meter.trained(7)
     keep(ours)
     again = machines_for(first, cuda, 40)
