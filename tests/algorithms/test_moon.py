@@ -107,8 +107,8 @@ class Bench:
 
 
 def test_a_client_is_drawn_to_what_it_received_and_from_what_it_kept():
-    """It starts at the received (3, 0), cos 1, and kept (0, 5), cos 0; T=1, mu=10: ln(1 + e^-1) = 0.313262, and in all ln 2 +
-    3.132617. Were the two exchanged it would be ln(1 + e) = 1.313262, at the default T ln(1 + e^-2).
+    """It starts at the received (3, 0), cos 1, and kept (0, 5), cos 0; T=1, mu=10: ln(1 + e^-1) = 0.313262, and in all ln 2
+    + 3.132617. Were the two exchanged it would be ln(1 + e) = 1.313262, at the default T ln(1 + e^-2).
     """
     received, kept = (Params({"z": torch.tensor(z)}) for z in ([3.0, 0.0], [0.0, 5.0]))
     update = Moon(local=ADAM, mu=10.0, T=1.0).train(Bench(kept), Model(Cnn(), received, Buffers({})))
@@ -117,8 +117,9 @@ def test_a_client_is_drawn_to_what_it_received_and_from_what_it_kept():
 
 
 def test_padding_does_not_count():
-    """A pixel of 1 makes (2, 1), (4, 1) and (1, 6) of (1, 0), (3, 0) and (0, 5): cosines of 9 / sqrt 85 and 8 / sqrt 185, so the
-    contrast is ln(1 + e^(-2 * 0.388015)) = 0.378593; a pixel of 0 has 0.126928. Two images have the mean, padding no share.
+    """A pixel of 1 makes (2, 1), (4, 1) and (1, 6) of (1, 0), (3, 0) and (0, 5): cosines of 9 / sqrt 85 and 8 / sqrt 185,
+    so the contrast is ln(1 + e^(-2 * 0.388015)) = 0.378593; a pixel of 0 has 0.126928. Two images have the mean, padding no
+    share.
     """
     alone, both, padded = (
         contrast([3.0, 0.0], [0.0, 5.0], pixels=pixels, weight=weight)
