@@ -545,7 +545,7 @@ def test_each_client_has_a_next_best_of_its_own(tmp_path):
 
 
 def test_the_next_best_is_the_next_likely():
-    """Three edges with 10,000, 0 and 2500 images of the client's classes: the first is drawn, the others follow by probability."""
+    """Three edges with 10,000, 0 and 2500 images of the client's classes: one is drawn, the others follow by probability."""
     q = torch.tensor(np.array([images(0, 1, n=10_000), np.zeros(10), images(0, 1)]))
     choices = {FedPhD(local=STEP, edges=3).choose(Site(images(0, 1), seed), q, 1.0).edges for seed in range(60)}
     assert choices == {(1, 2, 0), (2, 1, 0), (0, 1, 2)}

@@ -53,7 +53,10 @@ def test_option_one_uses_the_gradient_at_the_received_model(tmp_path):
 
 
 def test_option_one_uses_the_clients_batch_size():
-    """14, 13 and 13 images are two batches of eight an epoch. Two epochs train and one gives the gradient: 3 x 6 in a round."""
+    """14, 13 and 13 images are two batches of eight an epoch.
+
+    Two epochs train and one gives the gradient: 3 x 6 in a round.
+    """
     recipe = toy_recipe(algorithm=Scaffold(local=SGD(lr=0.25, batch=8, epochs=2), option="I"), rounds=1)
     assert check(recipe)["steps"]["client"] == 18
 

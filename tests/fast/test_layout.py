@@ -137,8 +137,9 @@ def test_zeros_align_every_part():
 
 
 def test_products_of_a_pruned_network_are_aligned(monkeypatch):
-    """FedPhD's 44 %: attention's 256 features become 204, time's 512 become 409; every product over all positions, either way, has sides that
-    are multiples of eight."""
+    """FedPhD's 44 %: attention's 256 features become 204, time's 512 become 409; every product over all positions, either
+    way, has sides that are multiples of eight.
+    """
     arch = cut(CifarUnet().resolved(Shape(32, 3, 10)), 0.2)
     assert ".to_q:192>204 " in arch.cut and "time_embedding.linear_2:409>409 " in arch.cut
     heads = []

@@ -86,8 +86,9 @@ def test_torch_finds_the_operators_in_order():
 
 
 def test_a_bias_and_more_are_added_at_once():
-    """Two images of two channels and one position, 1, 2 and 3, 4; a bias of 10, 20; 100 to all, where there is more. The gradient of
-    a bias is the sum of its channel's: 1 + 3 and 2 + 4; those of what is added are the sum's own."""
+    """Two images of two channels and one position, 1, 2 and 3, 4; a bias of 10, 20; 100 to all, where there is more. The
+    gradient of a bias is the sum of its channel's: 1 + 3 and 2 + 4; those of what is added are the sum's own.
+    """
     x, more = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(2, 2, 1, 1).requires_grad_(), torch.full((2, 2, 1, 1), 100.0)
     bias = torch.tensor([10.0, 20.0], requires_grad=True)
     assert plus(x, bias).flatten().tolist() == [11.0, 22.0, 13.0, 24.0]
@@ -98,8 +99,9 @@ def test_a_bias_and_more_are_added_at_once():
 
 
 def test_a_sum_is_rounded_once_and_its_bias_not_at_all():
-    """256 + 1 + 1 in bf16, whose neighbours there are two apart: one addition after another stays at 256, all at once are 258. A
-    gradient of 1/512 from each of 3 x 512 positions is 3, where bf16, adding one by one, would stop at 0.5."""
+    """256 + 1 + 1 in bf16, whose neighbours there are two apart: one addition after another stays at 256, all at once are
+    258. A gradient of 1/512 from each of 3 x 512 positions is 3, where bf16, adding one by one, would stop at 0.5.
+    """
     x = torch.full((3, 1, 16, 32), 256.0, dtype=torch.bfloat16, requires_grad=True)
     bias = torch.ones(1, requires_grad=True)
     y = plus(x, bias, torch.ones_like(x))
