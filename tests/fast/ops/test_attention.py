@@ -29,7 +29,7 @@ def test_attention_and_its_gradient(heads, width, places):
 
 
 def test_two_positions_share_the_weight():
-    """One head of width 1, keys 0 and log 3 at two positions: weights 1/4 and 3/4 of the values 4 and 8 give 7 for any query."""
+    """One head of width 1, keys 0 and log 3: weights 1/4 and 3/4 of the values 4 and 8 give 7 for any query."""
     qkv = torch.tensor([[5.0, -5.0], [0.0, torch.tensor(3.0).log()], [4.0, 8.0]])[None, :, :, None]
     out, context, norm = linear_attention(qkv, 1)
     torch.testing.assert_close(out.flatten(), torch.tensor([7.0, 7.0]))
