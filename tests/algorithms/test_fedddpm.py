@@ -234,15 +234,8 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
         json.loads(line).get("noted", {}).get("quick_test")
         for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     ]
-    assert [n and (n["score"], n["stop"]) for n in noted] == [
-        *[None] * 2,
-        (10.0, False),
-        None,
-        (9.0, False),
-        None,
-        (9.5, True),
-        None,
-    ]
+    expected = [None, None, (10.0, False), None, (9.0, False), None, (9.5, True), None]
+    assert [n and (n["score"], n["stop"]) for n in noted] == expected
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["rounds"] == 5
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
