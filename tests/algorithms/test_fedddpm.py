@@ -21,7 +21,6 @@ from effuse.core.solvers import SGD, Adam, CosineDecay
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ddim
 from effuse.metrics.classifier import Classifier
-from effuse.metrics.distances import frechet, moments
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
 from effuse.models.unet import Unet
@@ -199,17 +198,6 @@ def test_training_on_the_auxiliary_set_alone(tmp_path):
     assert [r["parameters"]["total"] for r in ledger["per_round"]] == [0, 2, 0, 0]
 
 
-def test_quick_test_traces():
-    """gamma .4, threshold .2: 10 is stored; 9 gives 9.6; 9.5 is within .2 of it and leaves it."""
-    test = QuickTest(gamma=0.4, threshold=0.2)
-    assert test.judge(None, 10.0) == (False, 10.0)
-    assert test.judge(10.0, 9.0) == (False, pytest.approx(9.6))
-    assert test.judge(9.6, 9.5) == (True, 9.6)
-    assert test.judge(9.6, 9.75) == (True, 9.6) and test.judge(9.6, 9.81)[0] is False
-    # at the threshold itself, in exact floats
-    assert QuickTest(threshold=0.25).judge(10.0, 9.75) == QuickTest(threshold=0.25).judge(10.0, 10.25) == (True, 10.0)
-
-
 def plus(**changes):
     return FedDDPMPlus(**PREPARED | {"local": WHOLE, "central": HALF, "weights": "size"} | changes)
 
@@ -323,22 +311,6 @@ def test_the_score_by_hand(reference, mean, deviation, sampler, drawn, spread, t
     trained(one_weight_recipe(plus(test=test)), tmp_path)
     expected = ((drawn - mean) ** 2 + (spread - deviation) ** 2) / 255**2
     assert server(tmp_path).scores == (pytest.approx(expected, rel=1e-5),)
-
-
-def test_all_leading_components_leave_the_distance_alone():
-    x, y = torch.randn(50, 5, dtype=torch.float64), 1 + 2 * torch.randn(60, 5, dtype=torch.float64)
-    plain = frechet(moments(x), moments(y))
-    for components, same in ((None, True), (5, True), (2, False)):
-        basis, reference = leading(y, components)
-        assert basis.shape == (5, components or 5)
-        assert (frechet(moments(x @ basis), reference) == pytest.approx(plain)) == same
-
-
-def test_a_leading_component_is_where_the_reference_varies_most():
-    """Four points, at 1 and -1 on one axis, 3 and -3 on the other: variances 2/3 and 18/3, so the second axis leads."""
-    y = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
-    basis, reference = leading(y, 1)
-    assert basis.abs().flatten().tolist() == pytest.approx([0.0, 1.0]) and reference.covariance.item() == pytest.approx(6.0)
 
 
 def test_a_classifier_needs_labelled_images():
