@@ -72,7 +72,7 @@ class PartsTask(Task):
 class HandSplitReports(USplit):
     """Fixed reports: both clients report the encoder, client 0 the bottleneck, and no client the decoder."""
 
-    def asked(self, cohort, rng):
+    def reported_parts(self, cohort, rng):
         return {0: ("encoder", "bottleneck"), 1: ("encoder",)}
 
 
@@ -154,18 +154,18 @@ def test_usplit_assignments(k):
     odd_encoders = 0
     chosen = Counter()
     for t in range(200):
-        asked = algorithm.asked(cohort, np.random.default_rng(t))
-        assert list(asked) == cohort, "in cohort order"
-        n = Counter(part for parts in asked.values() for part in parts)
+        reports = algorithm.reported_parts(cohort, np.random.default_rng(t))
+        assert list(reports) == cohort, "in cohort order"
+        n = Counter(part for parts in reports.values() for part in parts)
         if k == 1:
-            assert asked == {100: PARTS}
+            assert reports == {100: PARTS}
             continue
-        for parts in asked.values():
+        for parts in reports.values():
             assert len({"encoder", "decoder"} & set(parts)) == 1 and set(parts) <= set(PARTS) and len(parts) <= 2
         assert n["bottleneck"] == (k + 1) // 2 and n["encoder"] + n["decoder"] == k
         assert n["encoder"] - n["decoder"] in ((0,) if k % 2 == 0 else (-1, 1))
         odd_encoders += n["encoder"] > n["decoder"]
-        chosen.update((client, part) for client, parts in asked.items() for part in parts)
+        chosen.update((client, part) for client, parts in reports.items() for part in parts)
     if k > 1:
         assert len(chosen) == 3 * k, "every client reports every part at some time"
         assert all(60 < count < 140 for (_, part), count in chosen.items() if part != "bottleneck"), "about half the rounds"

@@ -175,7 +175,7 @@ CORNERS = {
 @pytest.mark.parametrize("corner", CORNERS)
 @pytest.mark.parametrize("distance", [0.1, 3.0])
 def test_eq_18_by_monte_carlo(corner, distance):
-    """20,000 rounds from one point, near the optimum and far: E F(w') <= F(w) - descent + noise, up to three standard errors."""
+    """20,000 rounds from one point, near the optimum and far: E F(w') <= F(w) - descent + noise, 3 standard errors."""
     base = {"T": 16, "n": 3, "N": 10, "K": 4, "E": 3, "L": 2.0, "sigma_l": 0.7, "sigma_g": 0.9, "sigma_s": 0.5}
     bound = Bound(**base | CORNERS[corner])
     problem = Quadratics(bound)

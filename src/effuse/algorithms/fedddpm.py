@@ -78,7 +78,7 @@ class FedDDPMPlus(FedDDPM, StopsEarly, name="fedddpm_plus"):
     early_stop = "its quick test may end the federated rounds earlier"
 
     test: QuickTest = QuickTest()
-    # the listing corrects only after a test that says stop; without one, a run would end as plain FedAvg
+    # also correct after the last round; the listing corrects only if a test stops the rounds, or it is plain FedAvg
     at_end: bool = True
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class FedDDPMPlus(FedDDPM, StopsEarly, name="fedddpm_plus"):
 
 @spec
 class AuxOnly(Correcting, name="aux_only"):
-    """Training on the auxiliary set alone, of as many images as there are real ones: FedDDPM without federated rounds."""
+    """FedDDPM without federated rounds: training on an auxiliary set of as many images as the clients have."""
 
     share: Fraction = 1.0
 

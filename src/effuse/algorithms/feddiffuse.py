@@ -53,10 +53,10 @@ class Full(FedAvg, name="feddiffuse_full"):
 
     def round(self, server: Server, fed: Federation) -> Server:
         theta, cohort = server.model, fed.sample(self.cohort)
-        asked = self.asked(cohort, fed.workbench.stream("asked").numpy())
+        reported = self.reported_parts(cohort, fed.workbench.stream("asked").numpy())
         reports = fed.mean(
             self.train,
-            {k: {"report": asked[k]} for k in cohort},
+            {k: {"report": reported[k]} for k in cohort},
             by=self.aggregate,
             theta=only(theta, self.shared),
             # at its first contact a client gets all of theta, whatever the method: the published traffic counts it
@@ -65,7 +65,7 @@ class Full(FedAvg, name="feddiffuse_full"):
         parts = reports.value.parts.values()  # each a mean over its reporters; a part without any stays
         return Server(theta.holding(Params({name: t for part in parts for name, t in part.items()})))
 
-    def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
+    def reported_parts(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
         """The parts that each client of the cohort reports in this round."""
         return dict.fromkeys(cohort, self.shared)
 
@@ -103,7 +103,7 @@ class USplit(Full, name="feddiffuse_usplit"):
                 "different ones; use mean() or clipped(...)"
             )
 
-    def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
+    def reported_parts(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
         if len(cohort) == 1:
             return {cohort[0]: PARTS}
         order = rng.permutation(cohort).tolist()

@@ -59,7 +59,7 @@ class Histogram:
 
     def __post_init__(self) -> None:
         if self.counts.dim() != 1 or (not self.counts.is_meta and bool((self.counts < 0).any())):
-            raise WireError(f"told: {self.counts.tolist()} are not images of each class; counts are not negative")
+            raise WireError(f"histogram: {self.counts.tolist()} are not images of each class; counts are not negative")
 
     @property
     def histogram(self) -> tuple[float, ...]:
@@ -201,7 +201,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         arguments = {e: {"theta": edges[e].theta, "sparse": not server.pruned} for e in set(edge_of.values())}
         w = {n: self._weight(server.told[n], self._scale(server)) for n in edge_of}
         weighted = {edge_of[n] for n in edge_of if w[n]}
-        w = {n: w[n] if e in weighted else 1.0 for n, e in edge_of.items()}  # ReLU left nobody at e: weighted equally
+        w = {n: w[n] if e in weighted else 1.0 for n, e in edge_of.items()}  # ReLU left no client at e: equal weights
         waiting = {
             e: Reduced(SimpleNamespace(theta=edges[e].waiting), edges[e].weight) for e in arguments if edges[e].weight
         }
@@ -228,7 +228,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         """Eqs. 21 and 22."""
         w = {e: self._weight(edge.counts, self._scale(server)) for e, edge in edges.items()}
         if not any(w.values()):
-            w = dict.fromkeys(w, 1.0)  # ReLU left no edge: weighted equally
+            w = dict.fromkeys(w, 1.0)  # ReLU left no edge: equal weights
         models = {e: edge.theta for e, edge in edges.items() if w[e] and edge.theta is not None}
         if not models:  # no reachable edge has trained
             return server.model

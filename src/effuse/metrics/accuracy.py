@@ -65,7 +65,7 @@ class ConditionalAccuracy(Metric):
             "generated": self.n,
             "data": subject.data,
         }
-        return {"conditional_accuracy": Measurement(value, protocol, doubt(own))}
+        return {"conditional_accuracy": Measurement(value, protocol, accuracy_warning(own))}
 
 
 def require_labels(metric: Metric, labelled: bool) -> None:
@@ -80,7 +80,7 @@ def share_right(logits: Tensor | None, labels: Tensor) -> float:
     return float((logits.argmax(dim=1) == labels.cpu()).double().mean())
 
 
-def doubt(accuracy: float) -> str | None:
+def accuracy_warning(accuracy: float) -> str | None:
     """A warning if the classifier's accuracy on real images is too low to judge generated ones."""
     return None if accuracy >= TRUSTED else f"the classifier itself is right on {accuracy:.1%} of held-out real images only"
 

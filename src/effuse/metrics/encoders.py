@@ -82,7 +82,7 @@ class Inception(Encoder):
     revision: ClassVar[int] = 2  # BatchNorm folded into the convolutions
 
     def ready(self) -> None:
-        inception.present(self.weights)
+        inception.require_weights(self.weights)
 
     def identity(self, subject: Subject) -> str:
         return once(subject, ("inception weights",), lambda: inception.weights_digest(self.weights))

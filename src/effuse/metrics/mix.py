@@ -7,7 +7,7 @@ from torch import Tensor
 
 from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
 from effuse.core.spec import spec
-from effuse.metrics.accuracy import doubt, share_right
+from effuse.metrics.accuracy import accuracy_warning, share_right
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, generated, reference
 
@@ -43,7 +43,7 @@ class ClassMix(Metric):
             "data": subject.data,
         }
         value = sum(abs(p - q) for p, q in zip(drawn, wanted)) / 2
-        return {"class_mix": Measurement(value, protocol, doubt(own))}
+        return {"class_mix": Measurement(value, protocol, accuracy_warning(own))}
 
 
 def _shares(logits: Tensor | None, classes: int) -> list[float]:

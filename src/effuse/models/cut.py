@@ -48,7 +48,7 @@ def widths_of(net: nn.Module) -> dict[str, Width]:
     return {name: width for name, width in found.items() if width is not None}
 
 
-def written(widths: Mapping[str, Width], uncut: Mapping[str, Width]) -> Cut:
+def cut_text(widths: Mapping[str, Width], uncut: Mapping[str, Width]) -> Cut:
     """The layers whose widths are not those of the uncut network."""
     return " ".join(f"{name}:{w.into}>{w.out}" for name, w in widths.items() if w != uncut[name])
 

@@ -222,7 +222,7 @@ def prepared(images: Tensor) -> Tensor:
 
 def weights_digest(path: Path) -> str:
     """SHA-256 of the weights file."""
-    with present(path).open("rb") as file:
+    with require_weights(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -231,7 +231,7 @@ def load(path: Path) -> InceptionV3:
     with torch.device("meta"):
         net = InceptionV3()
     try:
-        net.load_state_dict(safetensors.torch.load_file(present(path)), strict=True, assign=True)
+        net.load_state_dict(safetensors.torch.load_file(require_weights(path)), strict=True, assign=True)
     except SafetensorError as error:
         raise DataError(f"{path} is not a readable safetensors file ({error}); copy it again") from None
     except RuntimeError as error:
@@ -244,7 +244,7 @@ def load(path: Path) -> InceptionV3:
     return net
 
 
-def present(path: Path) -> Path:
+def require_weights(path: Path) -> Path:
     """The path, if there is a file; otherwise an error that says what belongs there."""
     if not path.is_file():
         raise MissingError(

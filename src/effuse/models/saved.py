@@ -1,4 +1,4 @@
-"""Saved models: folders of safetensors and JSON that open here or, for diffusers' own networks, in diffusers alone."""
+"""Saved models: folders of safetensors and JSON. Diffusers alone can open those of its own networks."""
 
 import json
 from pathlib import Path

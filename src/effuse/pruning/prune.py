@@ -11,7 +11,7 @@ from effuse.core.errors import ModelError
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
-from effuse.models.cut import Cuttable, depthwise, widths_of, written
+from effuse.models.cut import Cuttable, cut_text, depthwise, widths_of
 from effuse.pruning.groups import OUT, Group, groups_of
 
 Criterion = Literal["norm", "random"]
@@ -45,7 +45,7 @@ def cut(arch: Arch, ratio: float) -> Arch:
             both = isinstance(layer, nn.GroupNorm) or depthwise(layer)  # output channels are the input channels
             into = width.into - less if both or slot.side != OUT else width.into
             widths[slot.layer] = type(width)(into, width.out - less if both or slot.side == OUT else width.out)
-    return with_values(arch, "model", cut=written(widths, widths_of(with_values(arch, "model", cut="").hollow_net())))
+    return with_values(arch, "model", cut=cut_text(widths, widths_of(with_values(arch, "model", cut="").hollow_net())))
 
 
 @functools.lru_cache(maxsize=2)  # the same for every client
