@@ -1,6 +1,6 @@
-"""Simulate how evenly clients spread over edges, and how mixed edges become: FedPhD's Eq. 25 or random (Fig. 6).
+"""How evenly clients spread over edges, and how mixed the edges become: FedPhD's Eq. 25 against random choice (its Fig. 6).
 
-`python benchmarks/edge_balance.py` prints a table. The rule is `chances` of effuse.algorithms.fedphd.
+`python benchmarks/edge_balance.py` prints a table; the rule is the algorithm's own `edge_probabilities`.
 """
 
 import argparse
@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from effuse.algorithms.fedphd import chances, homogeneity
+from effuse.algorithms.shared.homogeneity import edge_probabilities, homogeneity
 
-CLASSES, IMAGES = 10, 2500  # images of a client, in two of the classes
+CLASSES, IMAGES = 10, 2500  # of a client, in two classes
 
 
 class Cycles(NamedTuple):
-    """The results of many simulated cycles."""
+    """What many simulated cycles ended with."""
 
-    assigned: np.ndarray  # cycles x edges: clients of each edge
+    assigned: np.ndarray  # cycles x edges: clients that came to each edge
     scores: np.ndarray  # cycles x edges: homogeneity at the cycle's end
 
     @property
     def variance(self) -> float:
-        """The variance of the number of clients at edge 0."""
+        """Of the clients at edge 0."""
         return float(self.assigned[:, 0].var())
 
 
 def two_class_clients(clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Histograms of clients with two classes each; in every ten clients, two hold each class."""
+    """Histograms of clients with two classes each; of every ten clients each class is held by two."""
     counts = np.zeros((clients, CLASSES))
     for first in range(0, clients, CLASSES):
         order, shift = rng.permutation(CLASSES), rng.integers(1, CLASSES)
@@ -49,7 +49,7 @@ def simulated(
     snapshot: bool = True,
     seed: int = 0,
 ) -> Cycles:
-    """Simulate cycles of `rounds` rounds; with `snapshot`, all clients of a round see the edges at its start."""
+    """Cycles of `rounds` rounds; with `snapshot` all clients of a round see the edges as they were at its start."""
     rng = np.random.default_rng(seed)
     q_u = np.full(CLASSES, 1 / CLASSES)
     assigned, scores = np.zeros((cycles, edges)), np.zeros((cycles, edges))
@@ -57,9 +57,10 @@ def simulated(
         own = two_class_clients(clients, rng)
         held = np.zeros((edges, CLASSES))
         for _ in range(rounds):
-            cohort_counts = own[rng.choice(clients, cohort, replace=False)]
-            for some in [cohort_counts] if snapshot else cohort_counts[:, None]:
-                P = np.full((len(some), edges), 1 / edges) if selection == "random" else chances(some, held, a, b, q_u)
+            here = own[rng.choice(clients, cohort, replace=False)]
+            for some in [here] if snapshot else here[:, None]:
+                uniform = np.full((len(some), edges), 1 / edges)
+                P = uniform if selection == "random" else edge_probabilities(some, held, a, b, q_u)
                 chosen = (P.cumsum(-1) > rng.random((len(some), 1))).argmax(-1)
                 np.add.at(held, chosen, some)
                 np.add.at(assigned[cycle], chosen, 1)
@@ -68,7 +69,7 @@ def simulated(
 
 
 def room(per_edge: int) -> float:
-    """A b that keeps Eq. 25 positive when an edge holds its share of a cycle; 0 for the paper's two clients per edge."""
+    """A b that keeps Eq. 25 above nought when an edge holds its share of a cycle; nought for the paper's two clients an edge."""
     return max(0.0, 5 * per_edge * IMAGES - 25_000.0)
 
 
@@ -77,10 +78,10 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=2000)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the cycles")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    arguments = parser.parse_args()
-    cycles = max(1, arguments.cycles // (20 if arguments.quick else 1))
+    asked = parser.parse_args()
+    cycles = max(1, asked.cycles // (20 if asked.quick else 1))
     rows = []
-    if not arguments.json:
+    if not asked.json:
         print("edges  C/N_e  choice        clients at edge 0: mean  variance   score: mean    std")
     for edges in (2, 3, 4):
         for per_edge in (2, 4, 6, 8):
@@ -97,12 +98,12 @@ def main() -> None:
                     "variance": found.variance,
                 }
                 rows.append(row | {"score": score, "score_std": deviation})
-                if not arguments.json:
+                if not asked.json:
                     print(
                         f"{edges:5d}  {per_edge:5d}  {selection:12s}  {mean:23.2f}  {found.variance:8.2f}   "
                         f"{score:11.3f}  {deviation:5.3f}"
                     )
-    if arguments.json:
+    if asked.json:
         print(json.dumps({"cycles": cycles, "rows": rows}))
 
 

@@ -48,13 +48,13 @@ NETS = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept():
-    """Every test records for itself."""
-    speed.KEPT.clear()
+def no_reused_machines():
+    """Every test makes its own recordings."""
+    speed.REUSABLE.clear()
 
 
 def blobs(n: int = 600) -> Dataset:
-    """Discs of one size per class: something that can be learnt."""
+    """Discs of one size per class, which a network can learn."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n) % 10
     grid = torch.stack(torch.meshgrid(torch.arange(16), torch.arange(16), indexing="ij")).float()
@@ -78,10 +78,10 @@ def fits(machine, arch, solver, count=1, seed=0, data=None):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", NETS)
 def test_losses_agree_over_200_steps(name, compiled):
-    """Ten fits of 20 steps with ragged batches; the same noise, bf16 against fp32: the whole within 2 %, each mean within 10 %.
+    """Ten fits of 20 steps with ragged batches and the same noise, bf16 against fp32.
 
-    Single steps jump, in bf16 another one than in fp32: torch's own autocast on a CPU differs from fp32 by 0.3 % in the whole
-    and by up to 3.5 % in one fit of ten.
+    The total agrees within 2 %, each mean within 10 %. Losses of single steps vary between bf16 and fp32: torch's own
+    autocast on a CPU differs from fp32 by 0.3 % in the total, and by up to 3.5 % in one fit of ten.
     """
     solver = Adam(lr=2e-4, batch=128, steps=20, clip=1.0)
     eager, _ = fits(Eager(CUDA), NETS[name], solver, 10)
@@ -110,13 +110,13 @@ def test_the_same_key_repeats_the_same_noise():
 @pytest.mark.parametrize("kind", ["eager", "graph", "compile"])
 @pytest.mark.parametrize("name", NETS)
 def test_a_fit_repeats_to_the_bit(name, kind, batch):
-    """On two machines of a process; cuDNN's own choice for small batches adds some gradients up in any order."""
+    """On two machines of a process. cuDNN's default for small batches adds some gradients in any order."""
     _repeats(NETS[name], kind, batch)
 
 
 @pytest.mark.parametrize("kind", ["graph", "compile"])
 def test_attention_over_many_positions_repeats_to_the_bit(kind):
-    """256 positions and one head of 256 channels, as in the DDPM paper: cuDNN's own gradient is a sum of four tiles in any order."""
+    """256 positions and one head of 256 channels, as in the DDPM paper; cuDNN's gradient adds four tiles in any order."""
     _repeats(Unet(widths=(256, 256), layers=1, attention=(16,)).resolved(Shape(16, 1, 10)), kind, 128)
 
 
@@ -132,8 +132,8 @@ def _repeats(arch, kind, batch):
 def test_every_algorithm_fast_and_eager(name, tmp_path, monkeypatch):
     """Three rounds of ragged batches: recorded in fp32 they end in the eager weights, in bf16 in nearly the same losses.
 
-    Rounded to bf16, the change of the weights differs by 4 to 30 % from that in fp32, which hides what an algorithm adds to a step.
-    Nothing is recorded twice.
+    In bf16, the change of the weights differs by 4 to 30 % from fp32, which hides an algorithm's own terms. Nothing is
+    recorded twice.
     """
     recipe = ragged_recipe(ALGORITHMS[name])
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
@@ -147,10 +147,10 @@ def test_every_algorithm_fast_and_eager(name, tmp_path, monkeypatch):
                 patch.setattr(Captured, "__init__", functools.partialmethod(Captured.__init__, kernels=()))
             found[precision] = outcome(recipe.changed(["speed=graph"]), tmp_path / precision, "cuda")
         assert recorded and len(recorded) == len({*recorded})
-        speed.KEPT.clear()
+        speed.REUSABLE.clear()
     assert_alike(found["fp32"], eager)
     assert found["bf16"][1] == eager[1]
-    # a handful of images drawn from models of three steps differs more than the models do
+    # a few images drawn from models of three steps differ more than the models
     auxiliary = isinstance(ALGORITHMS[name], Synthesising)
     assert found["bf16"][0] == pytest.approx(eager[0], rel=0.3 if auxiliary else 0.1)
 
@@ -202,11 +202,11 @@ def test_one_recording_serves_every_rho_and_forgets_the_last_fit():
 
 
 def test_the_mean_gradient_is_raw_in_a_recording_too():
-    """Adam does not care for a gradient's length, so a direction that halves it changes neither weights nor the raw mean."""
-    plain, there, _ = gradient(Captured(CUDA, compiled=False), NETS["unet"], None)
-    halves, here, _ = gradient(Captured(CUDA, compiled=False), NETS["unet"], None, direction=halved)
+    """Adam is invariant to a gradient's length, so halving it changes neither the weights nor the raw mean."""
+    plain, weights, _ = gradient(Captured(CUDA, compiled=False), NETS["unet"], None)
+    halves, other, _ = gradient(Captured(CUDA, compiled=False), NETS["unet"], None, direction=halved)
     assert (plain - halves).norm() < 2e-2 * plain.norm()
-    assert (there - here).norm() < 0.2 * (there - NETS["unet"].initial(Stream((0,))).to(CUDA).params).norm()
+    assert (weights - other).norm() < 0.2 * (weights - NETS["unet"].initial(Stream((0,))).to(CUDA).params).norm()
 
 
 def test_synthesis_reuses_one_recorded_sampler(tmp_path, monkeypatch):
@@ -232,8 +232,8 @@ def test_synthesis_reuses_one_recorded_sampler(tmp_path, monkeypatch):
     assert len(set(sizes.tolist())) > 1
 
 
-def test_warm_ups_side_by_side_start_from_their_own_weights(tmp_path, monkeypatch):
-    """Five slots against one: initial weights come from torch's one default generator, which threads must not share."""
+def test_parallel_warm_ups_start_from_their_own_weights(tmp_path, monkeypatch):
+    """Five slots against one: initial weights use torch's default generator, which threads must not share."""
     drawn = {}
     for most in (1, 5):
         monkeypatch.setattr(speed, "MOST_SLOTS", most)
@@ -271,7 +271,7 @@ def test_one_recording_serves_every_client_and_round(tmp_path, monkeypatch):
 
 
 def test_a_second_run_records_nothing(tmp_path, monkeypatch):
-    """Two runs in one process, as in a table: other seeds and rates, the recordings of the first, and the weights of a process of its own."""
+    """Two runs in one process, with other seeds and rates: the second has the weights of a separate process."""
     made = []
     monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
     recipe = toy_recipe(rounds=2, speed="graph", model=ConvnextUnet(dim=16), data=ToyImages(side=16), task=TASK)
@@ -279,14 +279,14 @@ def test_a_second_run_records_nothing(tmp_path, monkeypatch):
     run(recipe, tmp_path / "first", device="cuda")
     found = [m.captures for m in made]
     second = run(other, tmp_path / "second", device="cuda")
-    assert [m.captures for m in made] == found, "neither machines nor recordings are new"
-    speed.KEPT.clear()
+    assert [m.captures for m in made] == found, "no new machines, no new recordings"
+    speed.REUSABLE.clear()
     assert run(other, tmp_path / "alone", device="cuda").weights_sha256 == second.weights_sha256
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_slots_do_not_disturb_each_other(compiled):
-    """The same fit alone and five times at once, on the paper's network: a recorded step repeats to the bit, and so must all six."""
+    """The same fit alone and five times in parallel, on the paper's network: all six give the same bits."""
     arch, solver = ConvnextUnet().resolved(Shape(28, 1, 10)), Adam(lr=1e-4, batch=128, steps=40)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (2560, 1, 28, 28), dtype=torch.uint8, generator=generator)
@@ -301,14 +301,14 @@ def test_slots_do_not_disturb_each_other(compiled):
         return machine.values(net)[0].digest()
 
     alone = fit(machines[0], 0)
-    assert fit(machines[0], 0) == alone, "not even one machine repeats itself"
-    for _ in range(2):  # at first they record in turn; the second time they really run together
+    assert fit(machines[0], 0) == alone, "one machine repeats itself"
+    for _ in range(2):  # the first time they record in turn; the second time they run in parallel
         at_once = [digest for _, digest in in_slots(fit, range(5), machines, [m.stream for m in machines])]
     assert at_once == [alone] * 5
 
 
-def test_an_answer_is_read_before_its_memory_is_another_clients():
-    """The server is slow to add up and lets go of every sum before its stream has come to it: 0 + 1 + ... + 39 = 780 all the same."""
+def test_an_answer_is_read_before_its_memory_is_reused():
+    """The server's stream is slow, and answers are released before they are added: the sum is still 0 + ... + 39 = 780."""
 
     def job(worker, client):
         return torch.full((1 << 20,), float(client), device=CUDA)
@@ -322,7 +322,7 @@ def test_an_answer_is_read_before_its_memory_is_another_clients():
 
 
 def test_messages_and_worker_processes_change_no_bit(tmp_path):
-    """Two processes with a GPU machine each, here both on one GPU: the bits of one process, where algorithms are not chosen by trial."""
+    """Two processes on one GPU give the bits of one process, if algorithms are not chosen by trial."""
     recipe = toy_recipe(
         clients=4,
         rounds=2,
@@ -363,7 +363,7 @@ def test_a_contrast_and_its_noted_value_agree(name):
 
 
 def test_sparse_training_agrees():
-    """FedPhD's regulariser as a recorded direction: weights shrink alike."""
+    """FedPhD's regulariser as a recorded direction: weights shrink as in eager steps."""
     arch, solver = NETS["unet"], SGD(lr=0.05, batch=128, steps=20)
     norms = []
     for machine in (Eager(CUDA), Captured(CUDA, compiled=False)):
@@ -385,8 +385,8 @@ def test_sparse_training_agrees():
     assert norms[1] == pytest.approx(norms[0], rel=0.02) and norms[0] < 0.8 * whole
 
 
-def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
-    """Two rounds, the cut, two more: recorded reset_for, the old recordings dropped, and losses near the eager run's."""
+def test_a_cut_in_the_middle_of_a_run_is_recorded_again(tmp_path, monkeypatch):
+    """Two rounds, pruning, two more: recorded again, old recordings dropped, and losses near the eager run's."""
     made = []
     monkeypatch.setattr(Captured, "__init__", _noting(Captured.__init__, made))
     algorithm = FedPhD(local=Adam(lr=1e-4, batch=128, epochs=2), cohort=None, r_g=1, R_s=2, ratio=0.5, lambda_0=0.0)
@@ -409,9 +409,9 @@ def test_a_cut_in_the_middle_of_a_run_is_recorded_anew(tmp_path, monkeypatch):
     assert result.parameters == sum(t.numel() for t in smaller.initial(Stream((0,))).params.tensors)
     assert losses["graph"] == pytest.approx(losses["eager"], rel=0.1)
     used = [m for m in made if any(key[0] == smaller for key in m._steps)]
-    assert used and all(key[0] == smaller for m in used for key in m._steps), "nothing is kept of the wider network"
-    assert lines[-1]["gpu_bytes"] < lines[1]["gpu_bytes"], "and its memory is given back"
-    assert {x["at_a_time"] for x in lines} == {2}, "both clients work side by side"
+    assert used and all(key[0] == smaller for m in used for key in m._steps), "no recording of the wider network remains"
+    assert lines[-1]["gpu_bytes"] < lines[1]["gpu_bytes"], "its memory is freed"
+    assert {x["at_a_time"] for x in lines} == {2}, "both clients run in parallel"
 
 
 def coloured(n: int = 320) -> Dataset:
@@ -422,7 +422,7 @@ def coloured(n: int = 320) -> Dataset:
 
 @pytest.mark.parametrize("ratio", [0.1, 0.2, 0.3, 0.4])
 def test_the_comparisons_network_fits_after_every_cut(ratio, tmp_path):
-    """Odd widths, such as 76, 115 or 153 channels: two fits of three recorded steps, the last of them ragged, near the eager ones."""
+    """Odd widths, such as 76, 115 or 153 channels: two fits of three recorded steps are near the eager ones."""
     scaled = Reproduction("comparison", find_table("fedphd.comparison")[1], tmp_path, "scaled")
     recipe = scaled.planned["fedphd-44-0"].recipe
     arch, solver = cut(recipe.model.resolved(Shape(32, 3, 10)), ratio), dataclasses.replace(recipe.algorithm.local, lr=1e-3)

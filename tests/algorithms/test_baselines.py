@@ -13,7 +13,7 @@ from effuse.runs.driver import run
 from effuse.runs.save import load
 
 
-def test_centralised_sees_everything_and_sends_nothing(tmp_path):
+def test_centralised_trains_on_all_data_and_sends_nothing(tmp_path):
     """One step of lr 0.25 on images 1, 1, 1, -1 (mean 0.5) from 0: 0.25 * 2 * 0.5 = 0.25."""
     recipe = one_weight_recipe(Centralised(local=SGD(lr=0.25, batch=4, steps=1)))
     assert trained(recipe, tmp_path) == pytest.approx(0.25)
@@ -29,7 +29,7 @@ def test_centralised_reports_its_per_step_average(tmp_path):
 
 
 def test_lone_sites_end_at_their_own_data(tmp_path):
-    """Two rounds of lr 0.25: 0.5 then 0.75 of the way to 1 and to -1; the shared model stays where it began."""
+    """Two rounds of lr 0.25: 0.5 then 0.75 of the way to 1 and to -1. The shared model keeps its initial value."""
     recipe = one_weight_recipe(LocalOnly(local=SGD(lr=0.25, batch=4, steps=1)), rounds=2)
     assert trained(recipe, tmp_path) == 0.0
     assert load(tmp_path, client=0).model.params["w"].item() == pytest.approx(0.75)
@@ -45,7 +45,7 @@ def test_lone_sites_receive_the_model_once_and_send_none(tmp_path):
 
 
 def test_lone_models_are_part_of_the_digest(tmp_path):
-    """The shared model never changes, so only the clients' own models can tell two learning rates apart."""
+    """The shared model never changes, so only the clients' own models differ between two learning rates."""
     digests = set()
     for lr in (0.25, 0.5):
         recipe = one_weight_recipe(LocalOnly(local=SGD(lr=lr, batch=4, steps=1)))
@@ -54,8 +54,10 @@ def test_lone_models_are_part_of_the_digest(tmp_path):
 
 
 def test_server_ema(tmp_path):
-    """FedAvg ends its rounds at 1/4, 3/8 and 7/16; with decay 1/2 they weigh 1, 2 and 4 of 7: 2.75 / 7, where an average that begins at
-    the first would be 3/8."""
+    """FedAvg's rounds end at 1/4, 3/8 and 7/16. With decay 1/2 they weigh 1, 2 and 4 of 7: 2.75 / 7.
+
+    An average that starts from the first model would be 3/8.
+    """
     recipe = one_weight_recipe(FedAvg(local=SGD(lr=0.25, batch=4, steps=1)), rounds=3, ema=0.5)
     assert trained(recipe, tmp_path) == pytest.approx(0.4375)
     assert load(tmp_path, ema=True).model.params["w"].item() == pytest.approx(2.75 / 7)

@@ -26,20 +26,25 @@ def test_uniform_weights(tmp_path):
 
 
 def test_two_rounds(tmp_path):
-    """lr 0.25 moves half way: round 1 gives 0.5 and -0.5, mean 0.25; round 2 gives 0.625 and -0.375: (3 * 0.625 - 0.375) / 4 = 0.375."""
+    """lr 0.25 moves half way.
+
+    Round 1: 0.5 and -0.5, mean 0.25. Round 2: 0.625 and -0.375, (3 * 0.625 - 0.375) / 4 = 0.375.
+    """
     solver = SGD(lr=0.25, batch=4, steps=1)
     assert trained(one_weight_recipe(FedAvg(local=solver), rounds=2), tmp_path) == pytest.approx(0.375)
 
 
 def test_the_learning_rate_follows_its_schedule(tmp_path):
-    """lr 0.5 then 0.5 * 0.5: round 1 ends at 0.5; round 2 moves half way to 1 and to -1: 0.75 and -0.25, (2.25 - 0.25) / 4 = 0.5."""
+    """lr 0.5 then 0.25. Round 1 ends at 0.5. Round 2 moves half way to 1 and -1: 0.75 and -0.25, (2.25 - 0.25) / 4 = 0.5."""
     solver = SGD(lr=0.5, batch=4, steps=1, schedule=ExponentialDecay(rate=0.5))
     assert trained(one_weight_recipe(FedAvg(local=solver), rounds=2), tmp_path) == pytest.approx(0.5)
 
 
 def test_fedprox_holds_clients_back(tmp_path):
-    """Two steps, lr 0.25, mu = 1. Client 0: w = 0.5 after step 1 (no pull yet, y = x); step 2's gradient is 2 (0.5 - 1) + 1 * 0.5 = -0.5,
-    so 0.625. Client 1 mirrors it: -0.625. By size: (3 * 0.625 - 0.625) / 4 = 0.3125. FedAvg would reach 0.75 and -0.75, that is 0.375.
+    """Two steps, lr 0.25, mu = 1.
+
+    Client 0: w = 0.5 after step 1, where y = x and the penalty is zero. Step 2's gradient is 2 (0.5 - 1) + 1 * 0.5 = -0.5,
+    so 0.625. Client 1 mirrors it: -0.625. By size: (3 * 0.625 - 0.625) / 4 = 0.3125. FedAvg reaches 0.75 and -0.75: 0.375.
     """
     solver = SGD(lr=0.25, batch=4, steps=2)
     assert trained(one_weight_recipe(FedProx(local=solver, mu=1.0)), tmp_path / "a") == pytest.approx(0.3125)
@@ -54,7 +59,7 @@ def test_fedprox_without_mu_is_fedavg(tmp_path):
 
 
 def test_a_cohort_of_one_is_that_client(tmp_path):
-    """Whoever is drawn, its step ends at its own data: 1 or -1."""
+    """The step of the sampled client ends at its own data: 1 or -1."""
     ends = {trained(one_weight_recipe(FedAvg(local=STEP, cohort=1), seed=s), tmp_path / str(s)) for s in range(8)}
     assert ends == {1.0, -1.0}
 

@@ -10,8 +10,9 @@ from hand import one_weight_recipe, trained
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest, leading
+from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.localaug import LocalAug
+from effuse.algorithms.shared.quick_test import leading
 from effuse.core.errors import EffuseError, RecipeError
 from effuse.core.federation import Federation
 from effuse.core.recipe import Evaluate
@@ -20,7 +21,6 @@ from effuse.core.solvers import SGD, Adam, CosineDecay
 from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ddim
 from effuse.metrics.classifier import Classifier
-from effuse.metrics.distances import frechet, moments
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
 from effuse.models.unet import Unet
@@ -104,17 +104,16 @@ def test_nobody_is_left_to_a_group_of_its_own(tmp_path):
 
 
 def test_a_decay_of_the_warm_up_is_refused():
-    """It would go by federated rounds, of which there is none yet, and stay at its beginning."""
+    """It would follow federated rounds, of which there is none yet, and stay at its first value."""
     warmup = Adam(lr=1e-3, steps=1, schedule=CosineDecay())
-    recipe = one_weight_recipe(
-        FedDDPM(**PREPARED | {"warmup": warmup}, local=WHOLE, central=HALF)
-    )  # an old run can be opened
-    with pytest.raises(RecipeError, match="algorithm.warmup.schedule: .* warm-up comes before the first"):
+    # the recipe itself can be built, so that an old run can be opened
+    recipe = one_weight_recipe(FedDDPM(**PREPARED | {"warmup": warmup}, local=WHOLE, central=HALF))
+    with pytest.raises(RecipeError, match="algorithm.warmup.schedule: .* rounds, which follow the warm-up"):
         check(recipe)
 
 
 def test_a_histogram_is_charged(tmp_path):
-    """A network that is told its two classes: each of three clients sends two numbers of eight bytes beside its model."""
+    """A network conditional on two classes: each of three clients sends two numbers of eight bytes beside its model."""
     model = Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True)
     algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=Ddim(steps=2, batch=4))
     recipe = toy_recipe(algorithm=algorithm, model=model, rounds=1)
@@ -125,7 +124,7 @@ def test_a_histogram_is_charged(tmp_path):
 
 
 def test_a_part_of_the_auxiliary_set(tmp_path):
-    """Half of A's four images, drawn reset_for: two of c, or one of each; the correction ends at c/2 or at 0."""
+    """Half of A's four images, drawn for each correction: two of c, or one of each. It ends at c/2 or at 0."""
     ends = set()
     for seed in range(6):
         algorithm = FedDDPM(**PREPARED, local=WHOLE, central=HALF, part=0.5)
@@ -133,17 +132,18 @@ def test_a_part_of_the_auxiliary_set(tmp_path):
     assert ends == {round(C / 2, 4), 0.0}
 
 
-def test_a_part_is_rounded_and_drawn_anew_in_every_round(tmp_path):
-    """.4 of four images are 1.6, so two. By size every round's mean is .5: two of c have a loss of (.5 - c)^2, c and -c the mean
-    of that and of (.5 + c)^2."""
+def test_a_part_is_rounded_and_drawn_in_every_round(tmp_path):
+    """.4 of four images are 1.6, rounded to two. By size every round's mean is .5.
+
+    Two images of c have a loss of (.5 - c)^2; c and -c have the mean of that and of (.5 + c)^2.
+    """
     algorithm = FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size", part=0.4)
     trained(one_weight_recipe(algorithm, rounds=8), tmp_path)
     seen = [record.noted["correction"] for record in RunFolder(tmp_path).records()[2:]]
     near, far = (0.5 - C) ** 2, (0.5 + C) ** 2
     assert {s["images"] for s in seen} == {2}
-    assert {round(s["loss"], 4) for s in seen} == {round(near, 4), round((near + far) / 2, 4)}, (
-        "not the same two again and again"
-    )
+    losses = {round(s["loss"], 4) for s in seen}
+    assert losses == {round(near, 4), round((near + far) / 2, 4)}, "the two images differ between rounds"
 
 
 def test_the_average_of_a_warm_up_is_uploaded_where_one_is_kept(tmp_path):
@@ -174,14 +174,14 @@ def test_localaug_sends_each_client_a_share_and_charges_it(tmp_path):
     assert trained(one_weight_recipe(algorithm), tmp_path / "run") in [pytest.approx(m) for m in mixed]
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     sharing = next(r for r in ledger["per_round"] if r["phase"] == "sharing")
-    # two images of a byte for each of two clients: no label, where a model knows none, and not whose model drew it
+    # two images of a byte for each of two clients: no labels for an unconditional model, and no origins
     assert sharing["bytes"] == {"up": 0, "down": 4, "total": 4} and sharing["parameters"]["total"] == 0
     assert ledger["per_round"][-1]["bytes"] == {"up": 8, "down": 8, "total": 16}, "a share is sent once; then models alone"
     assert phases(tmp_path / "run") == ["warm-up", "synthesis", "sharing", "federate"]
 
 
 def test_localaug_deals_shuffled_shares_and_weighs_by_real_images(tmp_path):
-    """By size three to one, whatever was added: (3 y_0 + y_1) / 4 with y_0 and y_1 as above; lots decide who gets {c, -c}."""
+    """By size three to one, whatever was added: (3 y_0 + y_1) / 4 with y_0 and y_1 as above. Who gets {c, -c} is random."""
     ends = set()
     for seed in range(6):
         algorithm = LocalAug(**PREPARED, local=SGD(lr=0.5, batch=8, steps=1), weights="size")
@@ -191,22 +191,11 @@ def test_localaug_deals_shuffled_shares_and_weighs_by_real_images(tmp_path):
 
 
 def test_training_on_the_auxiliary_set_alone(tmp_path):
-    """Half way to A's mean c/2, twice, from 0: c/4, then 3c/8; not one client is asked after the synthesis."""
+    """Half way to A's mean c/2, twice, from 0: c/4, then 3c/8. No client takes part after the synthesis."""
     recipe = one_weight_recipe(AuxOnly(**PREPARED, central=HALF), rounds=2)
     assert trained(recipe, tmp_path) == pytest.approx(3 * C / 8)
     ledger = json.loads((tmp_path / "ledger.json").read_text())
     assert [r["parameters"]["total"] for r in ledger["per_round"]] == [0, 2, 0, 0]
-
-
-def test_quick_test_traces():
-    """gamma .4, threshold .2: 10 is stored; 9 gives 9.6; 9.5 is within .2 of it and leaves it."""
-    test = QuickTest(gamma=0.4, threshold=0.2)
-    assert test.judge(None, 10.0) == (False, 10.0)
-    assert test.judge(10.0, 9.0) == (False, pytest.approx(9.6))
-    assert test.judge(9.6, 9.5) == (True, 9.6)
-    assert test.judge(9.6, 9.75) == (True, 9.6) and test.judge(9.6, 9.81)[0] is False
-    # at the threshold itself, in numbers that a computer has exactly
-    assert QuickTest(threshold=0.25).judge(10.0, 9.75) == QuickTest(threshold=0.25).judge(10.0, 10.25) == (True, 10.0)
 
 
 def plus(**changes):
@@ -233,15 +222,8 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
         json.loads(line).get("noted", {}).get("quick_test")
         for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     ]
-    assert [n and (n["score"], n["stop"]) for n in noted] == [
-        *[None] * 2,
-        (10.0, False),
-        None,
-        (9.0, False),
-        None,
-        (9.5, True),
-        None,
-    ]
+    expected = [None, None, (10.0, False), None, (9.0, False), None, (9.5, True), None]
+    assert [n and (n["score"], n["stop"]) for n in noted] == expected
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["rounds"] == 5
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
@@ -253,9 +235,11 @@ def test_fedddpm_plus_stops_and_corrects_once(tmp_path, monkeypatch):
     assert ledger["per_round"][-1] == longest[-1] and longest[-1]["bytes"]["total"] == 0
 
 
-def test_the_rhythm_of_the_test_counts_federated_rounds(tmp_path, monkeypatch):
-    """Every third of four: the first and the last. After a warm-up and a synthesis they are rounds 2 and 5 of the run, and it is
-    round 3, the second federated one, that three would divide."""
+def test_the_quick_test_counts_federated_rounds(tmp_path, monkeypatch):
+    """Every third of four federated rounds: the first and the last, which are rounds 2 and 5 of the run.
+
+    Counted from the run's start, round 3 would be tested.
+    """
     scripted(monkeypatch, 10.0, 5.0)
     trained(one_weight_recipe(plus(test=QuickTest(every=3, encoder=Pixels())), rounds=4), tmp_path)
     federated = [record.noted for record in RunFolder(tmp_path).records() if record.phase == "federate"]
@@ -288,12 +272,12 @@ def test_the_score_is_the_distance_of_the_same_samples_to_the_reference(referenc
     """Two tests of a model that is not trained in between give the same score to the bit: the noise is the same."""
     real = []
     monkeypatch.setattr(
-        "effuse.algorithms.fedddpm.leading",
+        "effuse.algorithms.shared.quick_test.leading",
         lambda features, components: real.append(features) or leading(features, components),
     )
     test = QuickTest(every=1, size=6, encoder=Pixels(side=2), reference=reference, threshold=1e-9, components=3)
-    still = Adam(lr=1e-30, batch=8, steps=1)
-    algorithm = FedDDPMPlus(**SYNTHESIS, local=still, central=still, test=test, share=0.5)
+    no_effect = Adam(lr=1e-30, batch=8, steps=1)
+    algorithm = FedDDPMPlus(**SYNTHESIS, local=no_effect, central=no_effect, test=test, share=0.5)
     run(toy_recipe(algorithm=algorithm, rounds=3), tmp_path / "run")
     scores = server(tmp_path / "run").scores
     assert len(scores) == 2 and scores[0] == scores[1] > 0, "the second is within the threshold of the first"
@@ -305,9 +289,8 @@ class Alternating(HandSampler):
     """Draws the colour that the weight says, and its negative."""
 
     def draw(self, net, task, shape, labels, generator, tick):
-        return super().draw(net, task, shape, labels, generator, tick) * torch.tensor([1.0, -1.0])[: shape[0]].view(
-            -1, 1, 1, 1
-        )
+        signs = torch.tensor([1.0, -1.0])[: shape[0]].view(-1, 1, 1, 1)
+        return super().draw(net, task, shape, labels, generator, tick) * signs
 
 
 @pytest.mark.parametrize(("reference", "mean", "deviation"), [("aux", 159.25, 63.5), ("oracle", 191.25, 127.5)])
@@ -317,32 +300,17 @@ class Alternating(HandSampler):
     ids=["A's", "its own"],
 )
 def test_the_score_by_hand(reference, mean, deviation, sampler, drawn, spread, tmp_path):
-    """Of one pixel a Fréchet distance is (difference of means)^2 + (difference of deviations)^2, over 255^2.
+    """For one pixel a Fréchet distance is (difference of means)^2 + (difference of deviations)^2, over 255^2.
 
-    A is 191, 191, 191, 64: mean 159.25, variance (3 x 31.75^2 + 95.25^2) / 3 = 63.5^2. The data are three of 255 and a 0: 191.25,
-    and (3 x 63.75^2 + 191.25^2) / 3 = 127.5^2. By size the first round's aggregate is .5, so four images are 191; by a sampler of
-    the test's own 191, 64, 191, 64: mean 127.5, variance 4 x 63.5^2 / 3. The model before the round, 0, would be 128.
+    A is 191, 191, 191, 64: mean 159.25, variance (3 x 31.75^2 + 95.25^2) / 3 = 63.5^2. The data are 255, 255, 255, 0: mean
+    191.25, variance (3 x 63.75^2 + 191.25^2) / 3 = 127.5^2. By size the first round's aggregate is .5, so four images are
+    191. The test's own sampler draws 191, 64, 191, 64: mean 127.5, variance 4 x 63.5^2 / 3. The model before the round would
+    give 128.
     """
     test = QuickTest(every=1, size=4, encoder=Pixels(), reference=reference, sampler=sampler)
     trained(one_weight_recipe(plus(test=test)), tmp_path)
     expected = ((drawn - mean) ** 2 + (spread - deviation) ** 2) / 255**2
     assert server(tmp_path).scores == (pytest.approx(expected, rel=1e-5),)
-
-
-def test_all_leading_components_leave_the_distance_alone():
-    x, y = torch.randn(50, 5, dtype=torch.float64), 1 + 2 * torch.randn(60, 5, dtype=torch.float64)
-    plain = frechet(moments(x), moments(y))
-    for components, same in ((None, True), (5, True), (2, False)):
-        basis, reference = leading(y, components)
-        assert basis.shape == (5, components or 5)
-        assert (frechet(moments(x @ basis), reference) == pytest.approx(plain)) == same
-
-
-def test_a_leading_component_is_where_the_reference_varies_most():
-    """1, -1 on one axis and 3, -3 on the other, of four points: variances 2/3 and 18/3, so the second axis leads."""
-    y = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]], dtype=torch.float64)
-    basis, reference = leading(y, 1)
-    assert basis.abs().flatten().tolist() == pytest.approx([0.0, 1.0]) and reference.covariance.item() == pytest.approx(6.0)
 
 
 def test_a_classifier_needs_labelled_images():
@@ -384,7 +352,7 @@ def test_what_cannot_work_is_refused_at_once():
 
 
 def test_the_auxiliary_set_is_measured_at_the_end(tmp_path):
-    """Asked for 30 images, of which A has three, a tenth of 14, 13 and 13: the protocol says how many there were."""
+    """Of 30 requested images A has three, a tenth of 14, 13 and 13. The protocol records the number."""
     metrics = (FID(n=30, encoder=Pixels(side=2)),)
     recipe = toy_recipe(
         algorithm=ALGORITHMS["fedddpm"], evaluate=Evaluate(grid=0, metrics=metrics), sampler=Ddim(steps=2), rounds=1
@@ -395,7 +363,7 @@ def test_the_auxiliary_set_is_measured_at_the_end(tmp_path):
 
 
 def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
-    """FedAvg's ema starts at its first model; so does FedDDPM's, and the initial model of its warm-up does not enter."""
+    """FedAvg's and FedDDPM's averages start at the first federated model; the warm-up's initial model is not included."""
     from effuse.runs.save import load
 
     recipe = one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, weights="size"), rounds=2, ema=0.5)
@@ -404,16 +372,18 @@ def test_an_average_over_rounds_begins_with_the_first_federated_one(tmp_path):
 
 
 def test_what_the_server_did_is_noted(tmp_path):
-    """Three images from client 0, of two batches of two; one from client 1, of one. The correction begins at 0 and meets three images of
-    c and one of -c: a loss of c^2 over four images."""
+    """Client 0's three images take two batches of two, client 1's one image takes one.
+
+    The correction starts at 0, with three images of c and one of -c: a loss of c^2 over four images.
+    """
     trained(one_weight_recipe(FedDDPM(**PREPARED, local=WHOLE, central=HALF, group=1)), tmp_path)
     noted = [record.noted for record in RunFolder(tmp_path).records()]
     assert noted[:4] == [None, {"synthesis": {"kept": 3, "drawn": 4}}, None, {"synthesis": {"kept": 1, "drawn": 2}}]
     assert noted[4] == {"correction": {"loss": pytest.approx(C**2), "images": 4}}
 
 
-def test_a_round_without_clients_tells_the_servers_loss(tmp_path, monkeypatch):
-    """FedDDPM+ is at .5 when it meets three of c and one of -c: (3 (.5 - c)^2 + (.5 + c)^2) / 4. A alone begins at 0: c^2."""
+def test_a_round_without_clients_reports_the_servers_loss(tmp_path, monkeypatch):
+    """FedDDPM+ starts at .5, with three of c and one of -c: (3 (.5 - c)^2 + (.5 + c)^2) / 4. AuxOnly starts at 0: c^2."""
     scripted(monkeypatch, 10.0)
     trained(one_weight_recipe(plus(test=QuickTest(encoder=Pixels()))), tmp_path / "plus")
     assert RunFolder(tmp_path / "plus").records()[-1].loss == pytest.approx((3 * (0.5 - C) ** 2 + (0.5 + C) ** 2) / 4)
@@ -422,7 +392,7 @@ def test_a_round_without_clients_tells_the_servers_loss(tmp_path, monkeypatch):
 
 
 def test_without_correction_it_is_fedavg(tmp_path):
-    """A central step of next to nothing leaves uniform FedAvg."""
+    """A negligible central step leaves uniform FedAvg."""
     a = trained(one_weight_recipe(FedDDPM(**PREPARED, local=HALF, central=SGD(lr=1e-12, steps=1)), rounds=2), tmp_path / "a")
     b = trained(one_weight_recipe(FedAvg(local=HALF, weights="uniform"), rounds=2), tmp_path / "b")
     assert a == pytest.approx(b, abs=1e-6)

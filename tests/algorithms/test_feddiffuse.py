@@ -1,4 +1,4 @@
-"""FedDiffuse by hand: who reports what, how parts are averaged, and what never leaves a client."""
+"""FedDiffuse by hand: which client reports which parts, how parts are averaged, and what never leaves a client."""
 
 import json
 from collections import Counter
@@ -46,7 +46,7 @@ class ThreeWeights(nn.Module):
 
 @spec
 class PartsNet(Arch):
-    """A weight per part, each starting at nought."""
+    """A weight per part, each starting at zero."""
 
     parts = {"encoder": ("e",), "bottleneck": ("b",), "decoder": ("d",)}
 
@@ -59,7 +59,7 @@ class PartsNet(Arch):
 
 @spec
 class PartsTask(Task):
-    """(e - x)^2 + (b - x)^2 + (d - x)^2: every weight learns as if it were alone."""
+    """(e - x)^2 + (b - x)^2 + (d - x)^2: the weights are trained independently."""
 
     def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         return {}
@@ -70,24 +70,15 @@ class PartsTask(Task):
 
 @spec
 class HandSplitReports(USplit):
-    """A cohort whose parts are given by hand: both report the encoder, client 0 the bottleneck, nobody the decoder."""
+    """Fixed reports: both clients report the encoder, client 0 the bottleneck, and no client the decoder."""
 
-    def asked(self, cohort, rng):
+    def reported_parts(self, cohort, rng):
         return {0: ("encoder", "bottleneck"), 1: ("encoder",)}
 
 
 def by_hand(algorithm, **changes) -> Recipe:
-    values = dict(
-        data=HandImages(),
-        clients=2,
-        partition=HandSplit(),
-        model=PartsNet(),
-        task=PartsTask(),
-        algorithm=algorithm,
-        rounds=1,
-        evaluate=Evaluate(grid=0),
-        threads=1,
-    )
+    values = {"data": HandImages(), "clients": 2, "partition": HandSplit(), "model": PartsNet(), "task": PartsTask()}
+    values |= {"algorithm": algorithm, "rounds": 1, "evaluate": Evaluate(grid=0), "threads": 1}
     return Recipe(**(values | changes))
 
 
@@ -105,17 +96,18 @@ def test_every_part_of_full_is_averaged_by_size(tmp_path):
     assert weights(tmp_path) == {"e": 0.5, "b": 0.5, "d": 0.5}
 
 
-def test_a_round_tells_the_loss_by_size(tmp_path):
-    """All weights at 0, both clients lose 3 * (0 - 1)^2 = 3. Half steps lead to the mean 0.25: there client 0 loses
-    3 * 0.75^2 = 1.6875 and client 1 3 * 1.25^2 = 4.6875, by their images (3 * 1.6875 + 4.6875) / 4 = 2.4375.
+def test_a_round_reports_the_loss_by_size(tmp_path):
+    """With all weights at 0, both losses are 3 * (0 - 1)^2 = 3. Half steps lead to the mean 0.25, where client 0 loses
+    3 * 0.75^2 = 1.6875 and client 1 3 * 1.25^2 = 4.6875: by images (3 * 1.6875 + 4.6875) / 4 = 2.4375.
     """
     run(by_hand(Full(local=HALF_STEP), rounds=2), tmp_path)
     assert [record.loss for record in RunFolder(tmp_path).records()] == pytest.approx([3.0, 2.4375])
 
 
 def test_a_part_is_averaged_over_its_reporters(tmp_path):
-    """Both report the encoder: (3 * 1 + 1 * -1) / 4 = 0.5. Client 0 alone reports the bottleneck: 3 * 1 / 3 = 1, its three
-    images being all the data of the part's reporters. Nobody reports the decoder: it stays at 0, though both have trained it.
+    """Both report the encoder: (3 * 1 + 1 * -1) / 4 = 0.5. Only client 0 reports the bottleneck: 3 * 1 / 3 = 1.
+
+    No client reports the decoder. It stays at 0, although both have trained it.
     """
     run(by_hand(HandSplitReports(local=STEP)), tmp_path)
     assert weights(tmp_path) == {"e": 0.5, "b": 1.0, "d": 0.0}
@@ -124,20 +116,20 @@ def test_a_part_is_averaged_over_its_reporters(tmp_path):
 
 
 def test_usplit_of_two_clients_by_hand(tmp_path):
-    """A part has one reporter, so it ends at 1 or at -1 whole; encoder and decoder come from different clients, always."""
+    """A part has one reporter, so it ends at 1 or at -1. Encoder and decoder always come from different clients."""
     ends = set()
     for seed in range(8):
         run(by_hand(USplit(local=STEP), seed=seed), tmp_path / str(seed))
         found = weights(tmp_path / str(seed))
         assert found["e"] == -found["d"] and set(map(abs, found.values())) == {1.0}
         ends.add(tuple(found.values()))
-    assert len(ends) > 2, "who reports what is drawn reset_for"
+    assert len(ends) > 2, "the reporters are drawn in every round"
 
 
 @pytest.mark.parametrize(("method", "shared"), [(ULatDec, ("b", "d")), (UDec, ("d",))])
 def test_personal_models_by_hand(method, shared, tmp_path):
-    """Half steps, two rounds. A shared weight goes as in FedAvg: 0.5 and -0.5, mean (3 * 0.5 - 0.5) / 4 = 0.25; then 0.625 and
-    -0.375, mean 0.375. A private one goes on from where its client left it: 0.5, 0.75 at client 0, -0.5, -0.75 at client 1.
+    """Half steps, two rounds. A shared weight is as in FedAvg: 0.5 and -0.5, mean (3 * 0.5 - 0.5) / 4 = 0.25; then 0.625
+    and -0.375, mean 0.375. A private one continues from its client's last: 0.5, 0.75 at client 0, -0.5, -0.75 at client 1.
     """
     run(by_hand(method(local=HALF_STEP), rounds=2), tmp_path)
     for client, private in ((None, 0.0), (0, 0.75), (1, -0.75)):
@@ -146,7 +138,7 @@ def test_personal_models_by_hand(method, shared, tmp_path):
 
 
 def test_full_is_fedavg(tmp_path):
-    """Exchanging every part is exchanging the model, to the last bit."""
+    """Exchanging every part gives the same bits as exchanging the model."""
     a = run(toy_recipe(algorithm=Full(local=ADAM, cohort=2), rounds=3), tmp_path / "a")
     b = run(toy_recipe(algorithm=FedAvg(local=ADAM, cohort=2), rounds=3), tmp_path / "b")
     assert a.weights_sha256 == b.weights_sha256 and a.traffic == b.traffic
@@ -154,23 +146,26 @@ def test_full_is_fedavg(tmp_path):
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 6, 7, 10, 11])
 def test_usplit_assignments(k):
-    """Even K: K/2 reporters of each part. Odd K: encoders and decoders together K, bottlenecks (K+1)/2. K = 1: everything."""
+    """Even K: K/2 reporters of each part.
+
+    Odd K: encoders and decoders together K, bottlenecks (K+1)/2. K = 1: everything.
+    """
     algorithm, cohort = USplit(local=ADAM), list(range(100, 100 + k))
     odd_encoders = 0
     chosen = Counter()
     for t in range(200):
-        asked = algorithm.asked(cohort, np.random.default_rng(t))
-        assert list(asked) == cohort, "in cohort order"
-        n = Counter(part for parts in asked.values() for part in parts)
+        reports = algorithm.reported_parts(cohort, np.random.default_rng(t))
+        assert list(reports) == cohort, "in cohort order"
+        n = Counter(part for parts in reports.values() for part in parts)
         if k == 1:
-            assert asked == {100: PARTS}
+            assert reports == {100: PARTS}
             continue
-        for parts in asked.values():
+        for parts in reports.values():
             assert len({"encoder", "decoder"} & set(parts)) == 1 and set(parts) <= set(PARTS) and len(parts) <= 2
         assert n["bottleneck"] == (k + 1) // 2 and n["encoder"] + n["decoder"] == k
         assert n["encoder"] - n["decoder"] in ((0,) if k % 2 == 0 else (-1, 1))
         odd_encoders += n["encoder"] > n["decoder"]
-        chosen.update((client, part) for client, parts in asked.items() for part in parts)
+        chosen.update((client, part) for client, parts in reports.items() for part in parts)
     if k > 1:
         assert len(chosen) == 3 * k, "every client reports every part at some time"
         assert all(60 < count < 140 for (_, part), count in chosen.items() if part != "bottleneck"), "about half the rounds"
@@ -179,7 +174,7 @@ def test_usplit_assignments(k):
 
 
 def upward(monkeypatch) -> list[tuple[int, list]]:
-    """Whatever goes up from now on: (client, the Params and tensors of the message)."""
+    """All later uploads: (client, the Params and tensors of the message)."""
     seen: list[tuple[int, list]] = []
     charge = Federation._charge
 
@@ -198,7 +193,7 @@ LOOKS = {"rounds": 3, "evaluate": Evaluate(grid=2, every=1), "sampler": Ancestra
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
 @pytest.mark.parametrize(("method", "shared"), [(ULatDec, {"middle", "up"}), (UDec, {"up"})])
 def test_private_parts_never_leave_their_client(method, shared, engine, tmp_path, monkeypatch):
-    """No message that goes up, for training or evaluation, holds a parameter of another part than those that travel."""
+    """No upload, for training or evaluation, holds a parameter of a private part."""
     seen = upward(monkeypatch)
     run(toy_recipe(algorithm=method(local=ADAM), **LOOKS), tmp_path, engine=engine)
     names = [name for _, items in seen for item in items if isinstance(item, Params) for name in item]
@@ -207,7 +202,7 @@ def test_private_parts_never_leave_their_client(method, shared, engine, tmp_path
 
 
 def test_the_bytes_of_a_udec_encoder_never_leave_its_client(tmp_path, monkeypatch):
-    """Nor do they hide in what is not declared as parameters: the very bytes are looked for in every answer."""
+    """Nor are they in other fields: the test searches every answer for the bytes."""
     answers: list[bytes] = []
     states: list[dict] = []
     handle, write = Worker.handle, Snapshots.write
@@ -246,7 +241,7 @@ def sent(folder) -> list[dict[str, dict[str, int]]]:
 
 @pytest.mark.parametrize(("name", "down"), [("full", 4 * 97), ("usplit", 4 * 97), ("ulatdec", 4 * 57), ("udec", 4 * 37)])
 def test_first_contact_is_counted_when_a_client_first_joins(name, down, tmp_path):
-    """The toy network has 40 + 20 + 37 = 97 values; a client's first message is all of them, later ones what is shared."""
+    """The toy network has 40 + 20 + 37 = 97 values. A client's first message has all, later ones the shared parts."""
     run(toy_recipe(algorithm=METHODS[name](local=ADAM, cohort=1), rounds=6), tmp_path)
     met = set()
     for clients in sent(tmp_path):
@@ -264,11 +259,11 @@ def test_a_client_that_never_joined_has_no_model_of_its_own(tmp_path):
     with pytest.raises(EffuseError, match=f"has no model of client {absent}; client {absent} never took part"):
         load(tmp_path, client=absent)
     shown = [path.name for path in (tmp_path / "samples").glob("*-client-*.png")]
-    assert shown == [f"round-00001-client-{joined[0]}.png"], "nor is it evaluated, which would be of an untrained encoder"
+    assert shown == [f"round-00001-client-{joined[0]}.png"], "it is not evaluated, because its encoder is untrained"
 
 
-def test_the_optimiser_starts_anew_in_every_round(tmp_path):
-    """As in the authors' code; keeping its moments is another run."""
+def test_the_optimiser_is_reset_in_every_round(tmp_path):
+    """As in the authors' code. Keeping its moments gives other weights."""
     kept = Adam(lr=1e-2, batch=8, epochs=1, state="kept")
     a, b = (run(toy_recipe(algorithm=Full(local=s), rounds=2), tmp_path / s.state) for s in (ADAM, kept))
     assert a.weights_sha256 != b.weights_sha256
@@ -298,9 +293,9 @@ AVERAGED = SGD(lr=0.25, batch=4, steps=1, ema=0.5)  # half of the way to x, aver
 
 
 def test_the_last_report_is_the_average_over_all_steps(tmp_path):
-    """Client 0 goes 0, 0.5 and, from the mean 0.25, to 0.625; its average 0, 0.25, (0.25 + 0.625) / 2 = 0.4375. Client 1 goes
-    0, -0.5 and -0.375, its average 0, -0.25, -0.3125. Their mean is (3 * 0.4375 - 0.3125) / 4 = 0.25, which is the average of
-    the means 0.25 and 0.375: 0, 0.125, 0.25. Not a byte more has passed, and every mean but the last is that of the weights.
+    """Client 0: 0, 0.5 and, from the mean 0.25, 0.625; its average 0, 0.25, (0.25 + 0.625) / 2 = 0.4375. Client 1: 0, -0.5
+    and -0.375; its average 0, -0.25, -0.3125. Their mean is (3 * 0.4375 - 0.3125) / 4 = 0.25, which is the average of the
+    means 0.25 and 0.375: 0, 0.125, 0.25. The traffic is the same, and every mean but the last is that of the weights.
     """
     for name, local in (("averaged", AVERAGED), ("plain", HALF_STEP)):
         run(by_hand(Full(local=local), rounds=2), tmp_path / name)
@@ -309,24 +304,27 @@ def test_the_last_report_is_the_average_over_all_steps(tmp_path):
     sums = [json.loads((tmp_path / name / "ledger.json").read_text())["training"] for name in ("averaged", "plain")]
     assert sums[0] == sums[1]
     losses = [[r.loss for r in RunFolder(tmp_path / name).records()] for name in ("averaged", "plain")]
-    assert losses[0] == losses[1], "what is averaged is not trained on"
+    assert losses[0] == losses[1], "training does not use the average"
 
 
 def test_personal_models_end_as_their_averages(tmp_path):
-    """The decoder ends at 0.25 as above. A private weight goes 0.5, 0.75 at client 0, its average 0.25, 0.5; -0.5 at client 1."""
+    """The decoder ends at 0.25 as above.
+
+    A private weight is 0.5, 0.75 at client 0, its average 0.25, 0.5; client 1 mirrors it.
+    """
     run(by_hand(UDec(local=AVERAGED), rounds=2), tmp_path)
     for client, private in ((0, 0.5), (1, -0.5)):
         assert weights(tmp_path, client) == pytest.approx({"e": private, "b": private, "d": 0.25})
 
 
 def test_one_client_that_averages_is_the_centralised_baseline(tmp_path):
-    """Whoever has all data reports in the end what Centralised shows beside its model."""
+    """A single client with all data ends at Centralised's average."""
     whole = {"clients": 1, "partition": Iid(), "rounds": 3}
     run(by_hand(Full(local=AVERAGED), **whole), tmp_path / "one")
     run(by_hand(Centralised(local=AVERAGED), **whole), tmp_path / "all")
     assert weights(tmp_path / "one") == {k: t.item() for k, t in load(tmp_path / "all", ema=True).model.params.items()}
 
 
-def test_an_average_over_steps_wants_every_client_in_every_round():
+def test_an_average_over_steps_needs_every_client_in_every_round():
     with pytest.raises(EffuseError, match="all must take part in all; leave cohort out, or use the recipe's `ema`"):
         UDec(local=AVERAGED, cohort=1)

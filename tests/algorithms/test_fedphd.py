@@ -1,7 +1,6 @@
-"""FedPhD by hand: scores, choices, both weightings, Eq. 19, the cycle, failing edges, noise, and what passes on which link."""
+"""FedPhD by hand: choices, both weightings, Eq. 19, the cycle, outages, noise, and the traffic of each link."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,9 @@ from effuse.algorithms.fedphd import (
     FedPhD,
     FedPhDUpdate,
     ReportedHistogram,
-    chances,
-    homogeneity,
     sparsifying,
 )
+from effuse.algorithms.shared.homogeneity import edge_probabilities, homogeneity
 from effuse.core.algorithm import on_client
 from effuse.core.build import build
 from effuse.core.data import Shape
@@ -42,16 +40,13 @@ from effuse.runs.save import load
 from effuse.tools.check import check
 from effuse.transport.state import Snapshots
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from edge_balance import room, simulated
-
 UNIFORM = np.full(10, 0.1)
 STEP = SGD(lr=0.5, batch=4, steps=1)  # from w to x
 HALF_STEP = SGD(lr=0.25, batch=4, steps=1)  # half of the way to x
 
 
 def rounds_of(folder: Path) -> list[dict]:
-    """What a run wrote of its rounds, after the one in which clients enrol."""
+    """A run's records, after the round in which clients enrol."""
     return [json.loads(x) for x in (folder / "rounds.jsonl").read_text().splitlines()[1:]]
 
 
@@ -62,34 +57,8 @@ def images(*classes: int, n: int = 2500) -> np.ndarray:
     return counts
 
 
-def test_homogeneity():
-    """mu = 2 - sqrt(1/k - 1/n) for k equally filled classes out of n: 1.367544 for 2 of 10, 2 for all, sqrt(0.9) below 2 for one."""
-    assert homogeneity(images(0, 1), UNIFORM) == pytest.approx(1.367544, abs=1e-6)
-    assert homogeneity(images(*range(10)), UNIFORM) == pytest.approx(2.0)
-    assert homogeneity(images(3), UNIFORM) == pytest.approx(2 - 0.9**0.5)
-    assert homogeneity(np.zeros(10), UNIFORM) == 2.0, "nothing is known"
-    assert homogeneity(images(0, 1), images(0, 1) / 2500) == 2.0, "a known target takes the place of the uniform one"
-
-
-def test_choices_of_an_edge():
-    """a=15000, b=0, clients of 2500 images in two classes. Edge 0 holds the same classes, edge 1 two others: 15000 * 1.367544 - 5000 =
-    15513.167 against 15000 * 1.612702 - 5000 = 19190.525. Edge 1 empty: 15000 * 1.367544 - 2500 = 18013.167. Both empty: alike.
-    """
-    own = images(0, 1)
-    same, other, empty = images(0, 1), images(2, 3), np.zeros(10)
-    P = chances(own, np.array([same, other]), 15_000, 0, UNIFORM)
-    assert pytest.approx([0.447018, 0.552982], abs=1e-6) == P
-    assert P[0] / P[1] == pytest.approx(15513.167 / 19190.525, rel=1e-6)
-    assert chances(own, np.array([other, empty]), 15_000, 0, UNIFORM) == pytest.approx([0.515823, 0.484177], abs=1e-6)
-    assert chances(own, np.array([empty, empty]), 15_000, 0, UNIFORM).tolist() == [0.5, 0.5]
-    full = np.array([images(0, 1, n=90_000), images(2, 3, n=90_000)])
-    assert chances(own, full, 15_000, 0, UNIFORM).tolist() == [0.5, 0.5], "ReLU leaves neither: alike"
-    several = chances(np.array([own, images(2, 3)]), np.array([same, other]), 15_000, 0, UNIFORM)
-    assert several[0] == pytest.approx(P) and several[1] == pytest.approx(P[::-1])
-
-
 class Site:
-    """A client that has told its histogram, with randomness of a seed's."""
+    """A client that has disclosed its histogram, with the randomness of a seed."""
 
     def __init__(self, told: np.ndarray, seed: int) -> None:
         self.state = {"told": ReportedHistogram(tuple(told))}
@@ -104,27 +73,27 @@ def first_choices(algorithm: FedPhD, own: np.ndarray, *edges: np.ndarray, scale:
 
 
 def test_images_as_shares_in_the_choice_of_an_edge():
-    """Of 50,000 images, a=1, b=-1: the same classes 1.367544 - 5000/50000 - 1 = 0.267544, others 1.612702 - 0.1 - 1 = 0.512702,
-    so 0.342898 and 0.657102. In images, both are at nought. A frequency of 400 draws has a standard deviation of 0.024.
+    """50,000 images, a=1, b=-1: the same classes 1.367544 - 5000/50000 - 1 = 0.267544, others 1.612702 - 0.1 - 1 = 0.512702,
+    so 0.342898 and 0.657102. In images, both are zero. A frequency of 400 draws has a standard deviation of 0.024.
     """
     own, edges = images(0, 1), np.array([images(0, 1), images(2, 3)])
-    P = chances(own, edges, 1.0, -1.0, UNIFORM, 50_000)
+    P = edge_probabilities(own, edges, 1.0, -1.0, UNIFORM, 50_000)
     assert pytest.approx([0.342898, 0.657102], abs=1e-6) == P
     algorithm = FedPhD(local=STEP, a=1.0, b=-1.0, normalised=True)
     assert first_choices(algorithm, own, *edges, scale=50_000.0) == pytest.approx(P, abs=0.07)
 
 
-def test_a_random_choice_heeds_nothing():
-    """90,000 images leave edges 0 and 2 at nought (15000 * 2 - 92500 < 0): by Eq. 25 all go to edge 1, at random a third."""
+def test_a_random_choice_ignores_equation_25():
+    """90,000 images leave edges 0 and 2 at zero (15000 * 2 - 92500 < 0). By Eq. 25 all go to edge 1, at random a third."""
     full, empty = images(*range(10), n=90_000), np.zeros(10)
     for selection, expected in (("homogeneity", [0, 1, 0]), ("random", [1 / 3, 1 / 3, 1 / 3])):
         found = first_choices(FedPhD(local=STEP, edges=3, selection=selection), images(0, 1), full, empty, full)
         assert found == pytest.approx(expected, abs=0.07)
 
 
-def test_choice_and_weights_are_taken_away_one_by_one():
-    """Weights by size leave the choice to Eq. 25: with a=0 all three edges would be at nought, and a third each. A random choice
-    leaves the weights: 2500 + 15000 * 1.367544 = 23013.167, where size alone is 2500.
+def test_selection_and_weights_are_independent():
+    """Weights by size do not change the choice, for which a=0 would make all three edges equally likely. A random choice
+    does not change the weights: 2500 + 15000 * 1.367544 = 23013.167, where size alone is 2500.
     """
     full, empty = images(*range(10), n=90_000), np.zeros(10)
     by_size, at_random = FedPhD(local=STEP, edges=3, weights="size"), FedPhD(local=STEP, selection="random")
@@ -134,9 +103,10 @@ def test_choice_and_weights_are_taken_away_one_by_one():
 
 
 def test_a_known_target_takes_the_place_of_the_uniform_one(tmp_path):
-    """All white is wanted, q_u = (1, 0). Weights at an edge: mu is 2 for client 0 and 2 - sqrt 2 for client 1, so 3 + 20 against
-    1 + 5.857864, (23 - 6.857864) / 29.857864 = 0.540633. The choice of four white images, a=10, b=-14: an edge of four
-    more is at 20 - 8 - 14 < 0, of one more at 20 - 5 - 14 = 1, an empty one at 20 - 4 - 14 = 2; with mu = 1.29 all are at nought.
+    """q_u = (1, 0), only white images. Weights at an edge: mu is 2 for client 0 and 2 - sqrt 2 for client 1, so 3 + 20
+    against 1 + 5.857864, (23 - 6.857864) / 29.857864 = 0.540633. The choice of a client with four white images, a=10,
+    b=-14: an edge with four more has 20 - 8 - 14 < 0, with one more 20 - 5 - 14 = 1, an empty one 20 - 4 - 14 = 2. With mu
+    = 1.29 all are zero.
     """
     w = np.array([3 + 10 * 2, 1 + 10 * (2 - 2**0.5)])
     found = trained(one_weight_recipe(by_hand(q_u=(1.0, 0.0))), tmp_path / "run")
@@ -146,53 +116,26 @@ def test_a_known_target_takes_the_place_of_the_uniform_one(tmp_path):
     assert first_choices(algorithm, 4 * white, 4 * white, white, 0 * white) == pytest.approx([0, 1 / 3, 2 / 3], abs=0.07)
 
 
-def test_the_defaults_weigh_as_the_balance_of_load_was_found():
-    """a=15,000, b=0: 2,500 images of two classes weigh 2500 + 15000 * 1.367544 = 23013.167; lambda_0 is of the paper's grid."""
+def test_the_defaults_are_those_of_the_load_balance():
+    """a=15,000, b=0: 2,500 images of two classes weigh 23013.167. lambda_0 is in the paper's grid."""
     default = FedPhD(local=STEP)
     assert default._weight(images(0, 1), 1.0) == pytest.approx(23_013.167, abs=1e-3)
     assert (default.lambda_0, default.ratio, default.cohort) == (1e-4, 0.2, 0.2)
 
 
 def test_equation_19_adds_images_to_images():
-    """Two clients of 2500 images in two classes each. As printed, a frequency vector is added to counts: (1 + 2500) / 5000 = 0.5002
-    instead of 1. On counts: four classes of 1250 out of 5000, mu = 2 - sqrt(1/4 - 1/10) = 1.612702.
+    """Two clients of 2500 images in two classes each. As printed, a frequency vector is added to counts.
+
+    Its sum is (1 + 2500) / 5000 = 0.5002 instead of 1. On counts: four classes of 1250 out of 5000, mu = 2 - sqrt(1/4 -
+    1/10) = 1.612702.
     """
     first, second = images(0, 1), images(2, 3)
     literal = (first / 2500 + second) / (2500 + 2500)
     assert literal.sum() == pytest.approx(0.5002)
     edge = Edge(tuple(first), waiting="theta", weight=1.0, waiting_counts=tuple(second))
-    after = FedPhD(local=STEP)._aggregated(edge)
+    after = FedPhD(local=STEP)._aggregate_at_edge(edge)
     assert sum(after.counts) == 5000 and (after.theta, after.waiting, after.waiting_counts) == ("theta", None, ())
     assert homogeneity(np.array(after.counts), UNIFORM) == pytest.approx(1.612702, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "variance"),
-    [
-        ({}, (0.70, 0.83)),  # the published 0.72
-        ({"a": 20_000.0}, (1.7, 2.3)),
-        ({"a": 50_000.0}, (3.9, 5.0)),
-        ({"snapshot": False}, (0.05, 0.25)),
-        ({"selection": "random"}, (4.5, 5.5)),
-    ],
-)
-def test_the_balance_of_load(options, variance):
-    """20 clients of two classes, 4 a round, 2 edges, 5 rounds a cycle, 2,000 cycles: clients that come to edge 0."""
-    found = simulated(2000, **options)
-    assert found.assigned[:, 0].mean() == pytest.approx(10, abs=0.15)
-    assert variance[0] < found.variance < variance[1]
-    assert found.scores.mean() == pytest.approx(1.815, abs=0.015), "the policy balances load; it hardly mixes classes better"
-
-
-@pytest.mark.parametrize("per_edge", [2, 4, 6, 8])
-@pytest.mark.parametrize("edges", [2, 3, 4])
-def test_the_balance_of_load_in_larger_trees(edges, per_edge):
-    """Fig. 6: C/N_e of 2 to 8 and more than two edges: by Eq. 25 clients spread with under half of random choice's variance."""
-    shape = {"clients": 5 * per_edge * edges, "cohort": per_edge * edges, "edges": edges, "b": room(per_edge)}
-    policy, random = (simulated(400, selection=s, **shape) for s in ("homogeneity", "random"))
-    assert policy.assigned.mean(0) == pytest.approx([5 * per_edge] * edges, rel=0.05)
-    assert policy.variance < 0.5 * random.variance
-    assert random.variance == pytest.approx(5 * per_edge * edges * (1 / edges) * (1 - 1 / edges), rel=0.25), "binomial"
 
 
 def by_hand(**options) -> FedPhD:
@@ -204,8 +147,10 @@ MU = 2 - 0.5**0.5  # of one class out of two
 
 
 def test_the_weights_at_an_edge(tmp_path):
-    """Client 0 has three images of value 1, client 1 one of -1; a step ends there. Both have one class of two: mu = 1.292893, so that
-    with a=10 the weights are 3 + 12.93 and 1 + 12.93: (15.93 - 13.93) / 29.86 = 0.066984. With a=0: (3 - 1) / 4.
+    """Client 0 has three images of value 1, client 1 one of -1; a step ends there. Both have one class of two: mu =
+    1.292893.
+
+    With a=10 the weights are 3 + 12.93 and 1 + 12.93: (15.93 - 13.93) / 29.86 = 0.066984. With a=0: (3 - 1) / 4.
     """
     w = np.array([3 + 10 * MU, 1 + 10 * MU])
     expected = (w[0] - w[1]) / w.sum()
@@ -213,8 +158,8 @@ def test_the_weights_at_an_edge(tmp_path):
     assert trained(one_weight_recipe(by_hand()), tmp_path / "a") == pytest.approx(expected, rel=1e-6)
     assert trained(one_weight_recipe(by_hand(weights="size")), tmp_path / "b") == 0.5
     assert trained(one_weight_recipe(by_hand(b=-14.5)), tmp_path / "c") == 1.0, "1 + 12.93 - 14.5 < 0: ReLU drops client 1"
-    assert rounds_of(tmp_path / "c")[0]["noted"]["n_e"] == [3 + 1], "Eq. 19 adds up the images of all who trained there"
-    assert trained(one_weight_recipe(by_hand(b=-99.0)), tmp_path / "d") == 0.0, "ReLU leaves nobody: alike"
+    assert rounds_of(tmp_path / "c")[0]["noted"]["n_e"] == [3 + 1], "Eq. 19 adds the images of all clients at the edge"
+    assert trained(one_weight_recipe(by_hand(b=-99.0)), tmp_path / "d") == 0.0, "ReLU leaves no client: equal weights"
     shares = np.array([3 / 4 + 10 * MU, 1 / 4 + 10 * MU])
     found = trained(one_weight_recipe(by_hand(normalised=True)), tmp_path / "e")
     assert found == pytest.approx((shares[0] - shares[1]) / shares.sum(), rel=1e-5)
@@ -234,8 +179,9 @@ def chosen(**options) -> HandChosen:
 
 
 def test_the_weights_in_the_cloud(tmp_path):
-    """One client an edge: each edge's model is its client's, 1 and -1, and the cloud weighs 3 + 12.93 against 1 + 12.93; in
-    shares of all four images 0.75 + 12.93 against 0.25 + 12.93, 0.5 / 26.857864 = 0.018617.
+    """One client at each edge: the edges' models are 1 and -1, and the cloud weighs 3 + 12.93 against 1 + 12.93.
+
+    In shares of all four images: 0.75 + 12.93 against 0.25 + 12.93, 0.5 / 26.857864 = 0.018617.
     """
     w = np.array([3 + 10 * MU, 1 + 10 * MU])
     assert trained(one_weight_recipe(chosen()), tmp_path / "a") == pytest.approx((w[0] - w[1]) / w.sum(), rel=1e-6)
@@ -243,9 +189,11 @@ def test_the_weights_in_the_cloud(tmp_path):
     assert trained(one_weight_recipe(chosen(normalised=True)), tmp_path / "c") == pytest.approx(0.018617, abs=1e-6)
 
 
-def test_relu_is_taken_edge_by_edge(tmp_path):
-    """b=-14.5: client 0 weighs 3 + 12.93 - 14.5 = 1.43 at edge 0, client 1 nothing at edge 1, where nobody weighs more: its work
-    counts there. After a cycle of two rounds the edges weigh 6 + 12.93 - 14.5 = 4.43 and 2 + 12.93 - 14.5 = 0.43: 4 / 4.86.
+def test_relu_applies_to_each_edge_separately(tmp_path):
+    """b=-14.5: client 0 weighs 3 + 12.93 - 14.5 = 1.43 at edge 0. Client 1 weighs zero at edge 1, but is alone, so it
+    counts.
+
+    After a cycle of two rounds the edges weigh 6 + 12.93 - 14.5 = 4.43 and 2 + 12.93 - 14.5 = 0.43: 4 / 4.86.
     """
     w = np.array([6 + 10 * MU - 14.5, 2 + 10 * MU - 14.5])
     assert w[1] > 0 > 1 + 10 * MU - 14.5
@@ -256,7 +204,7 @@ def test_relu_is_taken_edge_by_edge(tmp_path):
 
 @spec
 class Drowned(Disclosure):
-    """Noise that leaves nothing of a single image."""
+    """Noise that makes the count of a single image zero."""
 
     charge = None
 
@@ -265,8 +213,8 @@ class Drowned(Disclosure):
 
 
 def test_work_counts_where_noise_leaves_no_images(tmp_path):
-    """Histogram are 3 - 1 and 1 - 1 images: the cloud weighs edge 0 by 2 + 10 mu = 14.93, edge 1 by 0 + 10 * 2, for of no images nothing
-    is known: -5.07 / 34.93. With a=0 edge 1 has no weight, as Eq. 21 says.
+    """The histograms are 3 - 1 and 1 - 1 images. The cloud weighs edge 0 by 2 + 10 mu = 14.93, edge 1 by 0 + 10 * 2, since
+    an empty histogram counts as the target: -5.07 / 34.93. With a=0 edge 1 has no weight, by Eq. 21.
     """
     w = np.array([2 + 10 * MU, 20])
     found = trained(one_weight_recipe(chosen(histogram=Drowned())), tmp_path / "a")
@@ -278,7 +226,7 @@ def test_work_counts_where_noise_leaves_no_images(tmp_path):
 
 @spec
 class Louder(Disclosure):
-    """Ten images more of every class."""
+    """Ten more images of every class."""
 
     charge = None
 
@@ -289,12 +237,14 @@ class Louder(Disclosure):
 @pytest.mark.parametrize(
     "options",
     [{"b": 5.0}, {"b": 1.25, "normalised": True}, {"b": 45.0, "histogram": Louder()}],
-    ids=["images", "shares of four", "told with noise"],
+    ids=["images", "shares of four", "with noise"],
 )
-def test_clients_are_shown_the_edges_and_choose_by_what_they_told(tmp_path, options):
-    """a=0, so an edge is wanted by b minus the images that it would have. Clients of 3 and 1, cycles of two rounds, b=5: where
-    client 0 was, there are 3 + 3 > 5; the other edge has at most 1 + 3 < 5. So it changes edge in every second round, whatever
-    client 1 did. Shares of 4 with b=5/4 are the same. Histogram as 23 and 21: 46 > 45 and 21 + 23 < 45, where 3 would fit in anywhere.
+def test_clients_choose_by_the_edges_and_their_disclosed_histograms(tmp_path, options):
+    """a=0, so an edge's numerator is b minus the images it would have. Clients of 3 and 1, cycles of two rounds, b=5.
+
+    The edge where client 0 was has 3 + 3 > 5; the other has at most 1 + 3 < 5. So client 0 changes edge in every second
+    round, whatever client 1 did. Shares of 4 with b=5/4 give the same. With noise, 23 and 21: 46 > 45 and 21 + 23 < 45,
+    where the true 3 would fit at both edges.
     """
     algorithm = FedPhD(local=STEP, cohort=None, r_g=2, variant="none", a=0.0, **options)
     run(one_weight_recipe(algorithm, rounds=16), tmp_path / "run")
@@ -303,9 +253,10 @@ def test_clients_are_shown_the_edges_and_choose_by_what_they_told(tmp_path, opti
     assert {*at[::2]} == {0, 1}, "in the first round of a cycle both edges are empty"
 
 
-def test_what_waits_at_an_edge_is_not_shown(tmp_path):
-    """As above with b=5, but edges aggregate at a cycle's end: in its second round they are shown empty still, 5 - 3 = 2 at both,
-    and client 0 stays as well as it goes; if what waits counted, it would change edge in all of eight cycles.
+def test_unaggregated_work_does_not_influence_choices(tmp_path):
+    """As above with b=5, but edges aggregate at a cycle's end. In its second round both still appear empty, with 5 - 3 = 2.
+
+    Client 0 may stay or go. If unaggregated work counted, it would change edge in all eight cycles.
     """
     algorithm = FedPhD(local=STEP, cohort=None, r_e=2, r_g=2, variant="none", a=0.0, b=5.0)
     run(one_weight_recipe(algorithm, rounds=16), tmp_path / "run")
@@ -314,8 +265,9 @@ def test_what_waits_at_an_edge_is_not_shown(tmp_path):
 
 
 def test_a_cycle_of_two_rounds(tmp_path):
-    """r_g=2, half steps: edge 0 goes 0, 0.5, 0.75, edge 1 0, -0.5, -0.75; by size (3 * 0.75 - 0.75) / 4 = 0.375. An edge counts its
-    client twice, so n_e = 6 and 2, and starts at nought in the next cycle.
+    """r_g=2, half steps: edge 0 is 0, 0.5, 0.75, edge 1 is 0, -0.5, -0.75; by size (3 * 0.75 - 0.75) / 4 = 0.375.
+
+    An edge counts its client twice, so n_e = 6 and 2. It restarts at zero in the next cycle.
     """
     recipe = one_weight_recipe(chosen(local=HALF_STEP, r_g=2, weights="size"), rounds=3)
     assert trained(recipe, tmp_path / "run") == 0.375, "the third round has not come to the cloud"
@@ -326,8 +278,9 @@ def test_a_cycle_of_two_rounds(tmp_path):
 
 
 def test_edges_that_aggregate_every_second_round(tmp_path):
-    """One edge, half steps, by size. r_e=1: (3 * 0.5 - 0.5) / 4 = 0.25, then from there (3 * 0.625 - 0.375) / 4 = 0.375. r_e=2: both
-    rounds start from 0 and give 0.5 and -0.5; their mean is 0.25.
+    """One edge, half steps, by size. r_e=1: (3 * 0.5 - 0.5) / 4 = 0.25, then (3 * 0.625 - 0.375) / 4 = 0.375.
+
+    r_e=2: both rounds start from 0 and give 0.5 and -0.5, with the mean 0.25.
     """
     for r_e, expected, n_e in ((1, 0.375, [[4], [8]]), (2, 0.25, [[0], [8]])):
         recipe = one_weight_recipe(by_hand(local=HALF_STEP, r_e=r_e, r_g=2, weights="size"), rounds=2)
@@ -335,10 +288,12 @@ def test_edges_that_aggregate_every_second_round(tmp_path):
         assert [x["noted"]["n_e"] for x in rounds_of(tmp_path / str(r_e))] == n_e
 
 
-def test_a_silent_edge_does_not_aggregate(tmp_path):
-    """r_e=2, r_g=4, half steps, by size; edge 1 is silent in round 2. Edge 0 has 0.5 (3 images), then 0.5 and -0.5 (3 and 1) of
-    both clients: 2.5 / 7 from 7 images; from there client 0 goes half of the way to 1 twice, x = (2.5 / 7 + 1) / 2, n = 13. Edge
-    1 has not aggregated, so client 1 starts from 0 in rounds 1, 3 and 4: -0.5, n = 3. Cloud: (13 x - 1.5) / 16 = 0.457589.
+def test_an_unreachable_edge_does_not_aggregate(tmp_path):
+    """r_e=2, r_g=4, half steps, by size; edge 1 is out in round 2.
+
+    Edge 0 has 0.5 (3 images), then 0.5 and -0.5 (3 and 1) of both clients: 2.5 / 7 from 7 images. From there client 0 goes
+    half of the way to 1 twice: x = (2.5 / 7 + 1) / 2, n = 13. Edge 1 has not aggregated, so client 1 starts from 0 in rounds
+    1, 3 and 4: -0.5, n = 3. Cloud: (13 x - 1.5) / 16 = 0.457589.
     """
     algorithm = chosen(local=HALF_STEP, r_e=2, r_g=4, weights="size", outages=((2, 1),))
     found = trained(one_weight_recipe(algorithm, rounds=4), tmp_path / "run")
@@ -347,18 +302,18 @@ def test_a_silent_edge_does_not_aggregate(tmp_path):
 
 
 def test_the_regulariser():
-    """lambda 0.1, theta 3: the gradient grows by 2 * 0.1 * 3; a thin weight stands for a whole kernel."""
+    """lambda 0.1, theta 3: the gradient grows by 2 * 0.1 * 3. lambda_g is broadcast."""
     given = {"lambda_g": {"w": torch.tensor([[0.1], [0.0]])}}
     found = sparsifying({"w": torch.ones(2, 2)}, {"w": torch.full((2, 2), 3.0)}, given)
     assert found["w"].flatten().tolist() == pytest.approx([1.6, 1.6, 1.0, 1.0])
 
 
 def test_clients_regularise_by_lambda_0():
-    """lambda_0 = 1/4, and Q counts as 1 in both groups of three layers: 1/4 for the first layer, 1/2 for the middle one, which
-    is in both. After the cut nothing is given.
+    """lambda_0 = 1/4, and Q is clamped to 1 in both groups of three layers: 1/4 for the first layer, 1/2 for the middle one,
+    which is in both. After pruning there is no regulariser.
     """
     model = ToyUnet().resolved(Shape(4, 1, 2)).initial(Stream((0,)))
-    told = []
+    calls = []
 
     class Bench:
         data = None
@@ -367,16 +322,16 @@ def test_clients_regularise_by_lambda_0():
             return theta
 
         def fit(self, net, solver, data, **how):
-            told.append(how)
+            calls.append(how)
             return Fit(1, 1, 0.0)
 
         unload = load
 
     for sparse in (True, False):
         FedPhD(local=ADAM, lambda_0=0.25).train(Bench(), model, sparse)
-    given = told[0]["given"]["lambda_g"]
+    given = calls[0]["given"]["lambda_g"]
     assert [given[k].unique().tolist() for k in ("down.weight", "middle.weight")] == [[0.25], [0.5]]
-    assert told[0]["direction"] is sparsifying and told[1] == {}
+    assert calls[0]["direction"] is sparsifying and calls[1] == {}
 
 
 def test_sparse_training_shrinks_what_will_be_cut(tmp_path):
@@ -392,7 +347,7 @@ def test_sparse_training_shrinks_what_will_be_cut(tmp_path):
 
 @spec
 class Watched(FedPhD):
-    """Clients do nothing, and report as their loss whether they were to regularise."""
+    """Clients do nothing, and report as their loss whether they are to regularise."""
 
     @on_client
     def train(self, client: Client, theta: Model, sparse: bool) -> FedPhDUpdate:
@@ -401,14 +356,14 @@ class Watched(FedPhD):
 
 @pytest.mark.parametrize(("variant", "regularised"), [("sparse", [1, 1, 1, 1, 0, 0]), ("os", [0] * 6), ("none", [0] * 6)])
 def test_it_is_regularised_until_the_cut(variant, regularised, tmp_path):
-    """R_s=3, r_g=2: cut at the end of round 4, which is still a sparse one; who is not cut by norm is never regularised."""
+    """R_s=3, r_g=2: pruned at the end of round 4, which is a sparse round. Other variants are never regularised."""
     algorithm = Watched(local=ADAM, cohort=None, r_g=2, R_s=3, variant=variant, ratio=0.5)
     run(toy_recipe(algorithm=algorithm, rounds=6), tmp_path / "run")
     assert [x["loss"] for x in rounds_of(tmp_path / "run")] == regularised
 
 
 def test_the_cloud_cuts_by_norm(tmp_path):
-    """Without a regulariser the model before the cut is that of a run without one: what is left of it are the largest norms."""
+    """With lambda_0 = 0 the model before the cut is that of a run without pruning; the largest norms of it stay."""
     options = {"local": ADAM, "cohort": None, "r_g": 1, "R_s": 1, "lambda_0": 0.0, "ratio": 0.5}
     left = {}
     for variant in ("sparse", "none"):
@@ -420,7 +375,7 @@ def test_the_cloud_cuts_by_norm(tmp_path):
 
 
 def test_one_shot_cuts_at_random():
-    """Channels weigh 1, 2, 3 and 4 in all that they are: by norm 3 and 4 would always stay. All six pairs do in thirty draws."""
+    """Channels have norms in proportion 1, 2, 3, 4: by norm 3 and 4 would always stay. In thirty draws all six pairs do."""
     arch, size = ToyUnet().resolved(Shape(4, 1, 2)), torch.arange(1.0, 5.0)
     params = {k: torch.ones_like(t) for k, t in arch.initial(Stream((0,))).params.items()} | {"down.bias": size}
     params["down.weight"] = params["down.weight"] * size[:, None, None, None]
@@ -437,7 +392,7 @@ def test_one_shot_cuts_at_random():
 
 
 def test_the_cut_in_the_middle_of_a_run(tmp_path):
-    """Four channels to two: down 40 -> 20 parameters, middle 20 -> 6, up 37 -> 19. The cut model trains on, draws, and is saved."""
+    """Four channels to two: down 40 -> 20 parameters, middle 20 -> 6, up 37 -> 19. The run continues, samples and saves."""
     algorithm = FedPhD(local=ADAM, cohort=2, r_g=2, R_s=2, ratio=0.5)
     recipe = toy_recipe(
         algorithm=algorithm, rounds=4, evaluate=Evaluate(grid=2, every=1), sampler=Ancestral(batch=2), ema=0.5
@@ -451,15 +406,15 @@ def test_the_cut_in_the_middle_of_a_run(tmp_path):
     assert opened.model.arch.cut == "down:1>2 middle:2>2 up:2>1" and len(opened.sample(3).pixels) == 3
     assert "plain diffusers does not" in result.pruned and load(tmp_path / "run", ema=True).model.arch == opened.model.arch
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
-    came = [[n > 0 for n in lines[i]["noted"]["n_e"]] for i in (2, 4)]  # in each of two cycles, whom the cloud heard
+    trained = [[n > 0 for n in lines[i]["noted"]["n_e"]] for i in (2, 4)]  # the edges with work, in each of two cycles
     assert ledger["training"]["edges"] == {
-        str(e): {"up": 4 * (97 * came[0][e] + 45 * came[1][e]), "down": 4 * (97 + 45)} for e in (0, 1)
+        str(e): {"up": 4 * (97 * trained[0][e] + 45 * trained[1][e]), "down": 4 * (97 + 45)} for e in (0, 1)
     }
     assert ledger["costs"]["paper"] == pytest.approx(result.figures["paper_cost"]) and ledger["costs"]["paper"] > 0
 
 
 def test_when_it_is_pruned():
-    """At the first aggregation in the cloud from R_s on; what does not fit is told before a run."""
+    """At the first aggregation in the cloud from R_s on. A misaligned R_s causes a warning before a run."""
 
     def warned(rounds, **options):
         return FedPhD(local=STEP, **options).warnings(rounds)
@@ -474,7 +429,7 @@ def test_when_it_is_pruned():
 
 
 def test_the_servers_average_is_over_models_that_the_cloud_made(tmp_path):
-    """r_g = 2, four rounds, decay 1/2: the models of rounds 2 and 4 weigh 1 and 2 of 3; those between are not counted again."""
+    """r_g = 2, four rounds, decay 1/2: the models of rounds 2 and 4 weigh 1 and 2 of 3. Other rounds do not count."""
     local = FedPhD(local=HALF_STEP, edges=1, cohort=None, r_g=2, variant="none")
     first, second = (trained(one_weight_recipe(local, rounds=n), tmp_path / str(n)) for n in (2, 4))
     trained(one_weight_recipe(local, rounds=4, ema=0.5), tmp_path / "averaged")
@@ -487,14 +442,14 @@ def test_the_servers_average_is_over_models_that_the_cloud_made(tmp_path):
 @pytest.mark.parametrize(
     ("variant", "rounds", "left"), [("none", 2, 97), ("os", 1, 45), ("sparse", 1, 97), ("sparse", 2, 45)]
 )
-def test_the_check_tells_what_is_left(variant, rounds, left):
+def test_the_check_reports_what_is_left(variant, rounds, left):
     algorithm = FedPhD(local=ADAM, variant=variant, r_g=1, R_s=2, ratio=0.5)
     assert check(toy_recipe(algorithm=algorithm, rounds=rounds))["after"]["parameters"] == left
 
 
-def test_a_silent_edge_is_replaced_by_the_next_best(tmp_path):
-    """Edge 1 is silent in round 2, which ends a cycle: client 1 goes to edge 0, edge 1's work of round 1 is lost, and it is sent the
-    new model when it is back. By size, full steps: edge 0 holds (3 * 1 - 1) / 4 = 0.5 and is alone in the cloud.
+def test_an_unreachable_edge_is_replaced_by_the_next_best(tmp_path):
+    """Edge 1 is out in round 2, which ends a cycle. Client 1 goes to edge 0, edge 1's work of round 1 is lost, and it
+    receives the new model in round 3. By size, full steps: edge 0 has (3 * 1 - 1) / 4 = 0.5 and is alone in the cloud.
     """
     algorithm = chosen(r_g=2, weights="size", outages=((2, 1),))
     assert trained(one_weight_recipe(algorithm, rounds=2), tmp_path / "two") == 0.5
@@ -511,7 +466,7 @@ def test_a_silent_edge_is_replaced_by_the_next_best(tmp_path):
 
 @spec
 class Wayward(FedPhD):
-    """Both clients would go to edge 1, else client 0 to edge 2 and client 1 to edge 0."""
+    """Both clients prefer edge 1; then client 0 edge 2, and client 1 edge 0."""
 
     @on_client
     def choose(self, client: Client, q: torch.Tensor, scale: float) -> EdgeChoice:
@@ -519,22 +474,22 @@ class Wayward(FedPhD):
 
 
 def test_each_client_has_a_next_best_of_its_own(tmp_path):
-    """Edge 1 is silent in round 2, edges 1 and 2 are in round 3."""
+    """Edge 1 is out in round 2, edges 1 and 2 are in round 3."""
     algorithm = Wayward(local=STEP, cohort=None, edges=3, r_g=1, variant="none", outages=((2, 1), (3, 1), (3, 2)))
     run(one_weight_recipe(algorithm, rounds=3), tmp_path / "run")
-    went = [x["noted"]["edges"] for x in rounds_of(tmp_path / "run")]
-    assert went == [{"0": 1, "1": 1}, {"0": 2, "1": 0}, {"0": 0, "1": 0}]
+    chosen_edges = [x["noted"]["edges"] for x in rounds_of(tmp_path / "run")]
+    assert chosen_edges == [{"0": 1, "1": 1}, {"0": 2, "1": 0}, {"0": 0, "1": 0}]
 
 
 def test_the_next_best_is_the_next_likely():
-    """Three edges with 10,000, 0 and 2500 images of the client's classes: whichever is drawn first, the others come by chance."""
+    """Three edges with 10,000, 0 and 2500 images of the client's classes: one is drawn, the others follow by probability."""
     q = torch.tensor(np.array([images(0, 1, n=10_000), np.zeros(10), images(0, 1)]))
     choices = {FedPhD(local=STEP, edges=3).choose(Site(images(0, 1), seed), q, 1.0).edges for seed in range(60)}
     assert choices == {(1, 2, 0), (2, 1, 0), (0, 1, 2)}
 
 
-def test_edges_that_are_equally_likely_follow_by_lot():
-    """The same edges at random: all six orders come up, whatever Eq. 25 says, and so no edge is everybody's second choice."""
+def test_equally_likely_edges_follow_at_random():
+    """The same edges with random selection: all six orders occur, so no edge is the second choice of all clients."""
     q = torch.tensor(np.array([images(0, 1, n=10_000), np.zeros(10), images(0, 1)]))
     algorithm = FedPhD(local=STEP, edges=3, selection="random")
     assert len({algorithm.choose(Site(images(0, 1), seed), q, 1.0).edges for seed in range(60)}) == 6
@@ -545,8 +500,8 @@ def test_a_wanted_distribution_has_a_share_for_every_class():
         check(toy_recipe(algorithm=FedPhD(local=ADAM, cohort=2, q_u=(0.2, 0.3, 0.5))))
 
 
-def test_a_histogram_is_told_once(tmp_path):
-    """One message a client, of 2 floats; the noise stays with the client, and its budget is charged for it once."""
+def test_a_histogram_is_disclosed_once(tmp_path):
+    """One message of 2 floats for each client. The client keeps its noisy counts, and its budget is charged once."""
     algorithm = FedPhD(local=ADAM, cohort=2, r_g=1, variant="none", histogram=Laplace(epsilon=0.5))
     run(toy_recipe(algorithm=algorithm, rounds=2), tmp_path / "run")
     first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
@@ -561,10 +516,8 @@ def test_a_histogram_is_told_once(tmp_path):
     exact = FedPhD(local=ADAM, cohort=2, r_g=1, variant="none")
     run(toy_recipe(algorithm=exact, rounds=1), tmp_path / "exact")
     assert "privacy" not in json.loads((tmp_path / "exact" / "ledger.json").read_text())
-    assert (
-        check(toy_recipe(algorithm=FedPhD(local=ADAM, histogram=Gaussian(epsilon=1.0))))["privacy"]["histogram"]["delta"]
-        == 1e-5
-    )
+    gaussian = check(toy_recipe(algorithm=FedPhD(local=ADAM, histogram=Gaussian(epsilon=1.0))))
+    assert gaussian["privacy"]["histogram"]["delta"] == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -594,7 +547,7 @@ def test_a_per_step_average_is_refused():
 
 
 @pytest.mark.parametrize("edges", [(), (0, 0), (1,), (-1, 0), (0, 2)])
-def test_an_odd_choice_of_edges_is_refused(edges):
-    """It came from a site: the answer is rejected, and not the server stopped."""
+def test_an_invalid_choice_of_edges_is_refused(edges):
+    """It comes from a site, so the answer is rejected and the server continues."""
     with pytest.raises(WireError, match="is not an order of edges"):
         EdgeChoice(edges)

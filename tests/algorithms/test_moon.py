@@ -1,4 +1,4 @@
-"""MOON by hand: the contrast of three vectors, a first participation, and what the frozen passes leave alone."""
+"""MOON by hand: the contrast of three vectors, a first participation, and frozen passes without side effects."""
 
 import json
 import math
@@ -42,7 +42,7 @@ NETS = {
 
 
 class Direction(nn.Module):
-    """Features are its weight, a vector in the plane, and the image's one pixel added to both; its output is nought."""
+    """Features are its weight, a vector in the plane, plus the image's one pixel; its output is zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ def test_the_contrast_by_hand():
     assert [noted, loss] == pytest.approx([math.log(1 + math.exp(-1)), math.log(2) + 10 * noted], rel=1e-6)
 
 
-def test_equal_models_give_ln_2_and_a_gradient_of_nought():
-    """near = far, so -log(1/2); both similarities pull with the same strength, which cancels."""
+def test_equal_models_give_ln_2_and_a_gradient_of_zero():
+    """near = far, so -log(1/2); the gradients of both similarities cancel."""
     _, noted, gradient = contrast([0.0, 1.0], [0.0, 1.0])
     assert noted == pytest.approx(math.log(2), rel=1e-6) and gradient == pytest.approx([0.0, 0.0], abs=1e-7)
 
@@ -85,7 +85,7 @@ def test_the_gradient_by_hand():
 
 
 class Bench:
-    """A client whose training is one look at an image of class 0 and a pixel of 0, and leaves the network as it was."""
+    """A client whose fit computes the loss of one image, of class 0 and pixel 0, and does not change the network."""
 
     size, data = 1, None
 
@@ -107,8 +107,9 @@ class Bench:
 
 
 def test_a_client_is_drawn_to_what_it_received_and_from_what_it_kept():
-    """It starts at the received (3, 0), cos 1, and kept (0, 5), cos 0; T=1, mu=10: ln(1 + e^-1) = 0.313262, and in all ln 2 +
-    3.132617. Were the two exchanged it would be ln(1 + e) = 1.313262, at the default T ln(1 + e^-2).
+    """Received (3, 0), cos 1, and kept (0, 5), cos 0; T=1, mu=10: ln(1 + e^-1) = 0.313262, in total ln 2 + 3.132617.
+
+    Exchanged, they would give ln(1 + e) = 1.313262; the default T would give ln(1 + e^-2).
     """
     received, kept = (Params({"z": torch.tensor(z)}) for z in ([3.0, 0.0], [0.0, 5.0]))
     update = Moon(local=ADAM, mu=10.0, T=1.0).train(Bench(kept), Model(Cnn(), received, Buffers({})))
@@ -117,8 +118,10 @@ def test_a_client_is_drawn_to_what_it_received_and_from_what_it_kept():
 
 
 def test_padding_does_not_count():
-    """A pixel of 1 makes (2, 1), (4, 1) and (1, 6) of (1, 0), (3, 0) and (0, 5): cosines of 9 / sqrt 85 and 8 / sqrt 185, so the
-    contrast is ln(1 + e^(-2 * 0.388015)) = 0.378593; a pixel of 0 has 0.126928. Two images have the mean, padding no share.
+    """A pixel of 1 makes (2, 1), (4, 1) and (1, 6) of (1, 0), (3, 0) and (0, 5): cosines of 9 / sqrt 85 and 8 / sqrt 185.
+
+    So the contrast is ln(1 + e^(-2 * 0.388015)) = 0.378593; a pixel of 0 has 0.126928. Two images have the mean of both, and
+    padding has no weight.
     """
     alone, both, padded = (
         contrast([3.0, 0.0], [0.0, 5.0], pixels=pixels, weight=weight)
@@ -131,7 +134,7 @@ def test_padding_does_not_count():
 
 
 class Onlooker(nn.Module):
-    """Features are what it is shown, however weighed."""
+    """Features are the input times a weight; inputs are recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +211,7 @@ def test_the_first_participation_is_fedavg(tmp_path):
 
 
 def test_a_client_keeps_the_model_that_it_trained_last(tmp_path):
-    """One client's model is the federation's: after two rounds it keeps that of the second, not what it received or its first."""
+    """With one client, its model is the global one: after two rounds it keeps the second round's model."""
     run(toy_recipe(algorithm=Moon(local=ADAM), clients=1, rounds=2), tmp_path / "run")
     last = RunFolder(tmp_path / "run").load_checkpoint().snapshots[0]
     kept = Snapshots(tmp_path / "run" / "clients" / "0").read(last)["prev"]

@@ -45,15 +45,18 @@ def test_two_rounds(option, tmp_path):
     assert variates(tmp_path / "two") == pytest.approx(((c_0 + c_1) / 2, c_0, c_1))
 
 
-def test_option_one_looks_at_the_received_model(tmp_path):
-    """The gradient at x = 0, whatever was trained since: -2 and 2, whose mean is 0."""
+def test_option_one_uses_the_gradient_at_the_received_model(tmp_path):
+    """The gradients at x = 0, before training: -2 and 2, with the mean 0."""
     algorithm = Scaffold(local=LOCAL, option="I")
     assert trained(one_weight_recipe(algorithm, rounds=1), tmp_path / "one") == pytest.approx(0.1875)
     assert variates(tmp_path / "one") == pytest.approx((0.0, -2.0, 2.0))
 
 
-def test_option_one_looks_in_batches_of_the_clients_own():
-    """14, 13 and 13 images in batches of eight are two steps an epoch; two epochs to train and one to look: 3 x 6 in a round."""
+def test_option_one_uses_the_clients_batch_size():
+    """14, 13 and 13 images are two batches of eight an epoch.
+
+    Two epochs train and one gives the gradient: 3 x 6 in a round.
+    """
     recipe = toy_recipe(algorithm=Scaffold(local=SGD(lr=0.25, batch=8, epochs=2), option="I"), rounds=1)
     assert check(recipe)["steps"]["client"] == 18
 
@@ -73,12 +76,12 @@ def test_the_servers_variate_moves_by_the_share_that_took_part(tmp_path):
     assert ends == {(0.875, -0.583333, -1.166667, 0.0), (-0.5, 1.0, 0.0, 2.0)}
 
 
-def test_who_comes_later_begins_with_a_variate_of_nought(tmp_path):
-    """One client of two in each of two rounds; where they take turns, the second has c_i = 0, whatever c has become.
+def test_a_late_client_starts_with_a_variate_of_zero(tmp_path):
+    """One client of two in each of two rounds. If they take turns, the second starts with c_i = 0, whatever c is.
 
-    Client 0 first: x = .875, c_0 = -7/6, c = -7/12. Client 1 steps to w/2 - .5 + 7/48: .875 -> 1/12, c_1 = 7/12 +
-    4 (.875 - 1/12) = 15/4, its gradient there; c = -7/12 + 15/8 = 31/24. Client 1 first: x = -.5, c_1 = 2, c = 1. Client 0 steps
-    to w/2 + .5 - 1/4: -.5 -> 0 -> .25 -> .375, c_0 = -1 - .875 / (3/4) = -13/6, the mean of -3, -2 and -1.5; c = 1 - 13/12 =
+    Client 0 first: x = .875, c_0 = -7/6, c = -7/12. Client 1 steps to w/2 - .5 + 7/48: .875 -> 1/12, c_1 = 7/12 + 4 (.875 -
+    1/12) = 15/4, its gradient there; c = -7/12 + 15/8 = 31/24. Client 1 first: x = -.5, c_1 = 2, c = 1. Client 0 steps to
+    w/2 + .5 - 1/4: -.5 -> 0 -> .25 -> .375, c_0 = -1 - .875 / (3/4) = -13/6, the mean of -3, -2 and -1.5; c = 1 - 13/12 =
     -1/12.
     """
     ends = set()
@@ -91,9 +94,9 @@ def test_who_comes_later_begins_with_a_variate_of_nought(tmp_path):
 def test_the_rate_in_option_two_is_the_rounds_own(tmp_path):
     """Rate 1/4 then 1/8: the mean raw gradient comes out of option II in both rounds, of which the first is as above.
 
-    Round 2. Client 0 steps to 3w/4 + .25 - (7/6 + 5/12)/8 = 3w/4 + 5/96: 18/96 -> 18.5/96 -> 18.875/96, where its gradients are
-    -2 + 36/96, -2 + 37/96 and -2 + 37.75/96, in the mean -2 + 110.75/288. Client 1 has 2 (.1875 + 1) = 2.375. At 1/4 instead
-    of 1/8, option II would have half of what both have moved.
+    Round 2. Client 0 steps to 3w/4 + .25 - (7/6 + 5/12)/8 = 3w/4 + 5/96: 18/96 -> 18.5/96 -> 18.875/96, where its gradients
+    are -2 + 36/96, -2 + 37/96 and -2 + 37.75/96, in the mean -2 + 110.75/288. Client 1 has 2 (.1875 + 1) = 2.375. At 1/4
+    instead of 1/8, option II would have half of what both have moved.
     """
     solver = SGD(lr=0.25, batch=1, epochs=1, schedule=ExponentialDecay(rate=0.5))
     for option in ("II", "gradients"):
@@ -106,21 +109,22 @@ def test_a_server_step_of_its_own(tmp_path):
     assert trained(one_weight_recipe(Scaffold(local=LOCAL, eta_g=2.0)), tmp_path) == pytest.approx(0.375)
 
 
-def test_a_server_step_begins_at_the_model(tmp_path):
-    """eta_g = 2 from .375 with c = 5/12: client 0 steps to w/2 + 5/48, so 18/48 -> 14/48 -> 12/48 -> 11/48, client 1 to w/2 -
-    5/48 = 4/48. Mean 5/32; .375 + 2 (5/32 - 12/32) = -1/16."""
+def test_a_server_step_starts_at_the_model(tmp_path):
+    """eta_g = 2 from .375 with c = 5/12: client 0 steps to w/2 + 5/48, so 18/48 -> 14/48 -> 12/48 -> 11/48, client 1 to w/2
+    - 5/48 = 4/48. Mean 5/32; .375 + 2 (5/32 - 12/32) = -1/16.
+    """
     assert trained(one_weight_recipe(Scaffold(local=LOCAL, eta_g=2.0), rounds=2), tmp_path) == pytest.approx(-1 / 16)
 
 
-def test_the_servers_variate_begins_at_nought():
-    """Whatever the weights are; the one weight above begins at nought itself."""
+def test_the_servers_variate_starts_at_zero():
+    """For any initial weights; the one weight above starts at zero itself."""
     model = ToyUnet().resolved(ToyImages().load("train").shape).initial(Stream((1,)))
     begun = Scaffold(local=LOCAL).setup(model, None)
     assert begun.c.norm() == 0 < begun.model.params.norm() and begun.c.keys() == model.params.keys()
 
 
 def test_adam_uses_gradients_and_the_first_round_is_fedavgs(tmp_path):
-    """Adam with variates of nought steps as FedAvg's does; its mean gradient, and not its update, becomes c_i."""
+    """Adam with variates of zero steps as in FedAvg. Its mean gradient, not its update, becomes c_i."""
     adam = Adam(lr=0.1, batch=1, epochs=1)
     a = trained(one_weight_recipe(Scaffold(local=adam)), tmp_path / "a")
     b = trained(one_weight_recipe(FedAvg(local=adam, weights="uniform")), tmp_path / "b")

@@ -1,3 +1,5 @@
+"""Networks with replaced modules compute the same as before."""
+
 import copy
 
 import pytest
@@ -48,7 +50,7 @@ def test_the_mathematics_stays(kind: str) -> None:
 
 @pytest.mark.parametrize(("inputs", "outputs", "pads"), [(8, 3, 1), (3, 8, 2), (3, 5, 2), (16, 8, 0)])
 def test_only_what_is_padded_is_copied_and_stays_channels_last(inputs: int, outputs: int, pads: int) -> None:
-    """The weight where either width is odd, x where its own is; both still lie as a convolution wants them."""
+    """The weight is padded if either width is unaligned, x if its own is. Both stay channels last."""
     conv = for_tensor_cores(nn.Sequential(nn.Conv2d(inputs, outputs, 3)))[0]
     x = torch.randn(2, inputs, 8, 8).contiguous(memory_format=torch.channels_last)
     made = [(a, b) for a, b in zip(_padded(conv, x, conv.weight, outputs=0), (x, conv.weight), strict=True) if a is not b]
@@ -65,7 +67,7 @@ def test_a_gradient_comes_back_channels_last() -> None:
 
 
 def test_doubling_is_torchs_nearest_neighbour() -> None:
-    """Whole numbers below 2^8, whose sums of four are exact: gradients, too, and channels stay last."""
+    """Integers below 2^8, whose sums of four are exact: values and gradients are equal, and channels stay last."""
     x = torch.randint(0, 255, (2, 3, 4, 5)).float().contiguous(memory_format=torch.channels_last).requires_grad_()
     y, wanted = doubled(x), F.interpolate(x, scale_factor=2.0, mode="nearest")
     seed = torch.randint(0, 255, wanted.shape).float()
@@ -92,7 +94,7 @@ NETS = {
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_fused_network_is_the_same_network(name: str) -> None:
-    """Names, outputs and gradients; with dropout, the masks of one seed are the same in a kernel and beside it."""
+    """The same names, outputs and gradients. With dropout, fused and plain masks of one seed are the same."""
     torch.manual_seed(0)
     arch = NETS[name].resolved(Shape(8, 1, 10))
     plain = (cut(arch, 0.3) if "pruned" in name else arch).build()
@@ -105,7 +107,7 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     if "convnext" in name:
         assert {"FusedUNet", "FusedBlock", "FusedLinearAttention"} <= kinds and "LinearAttention" not in kinds
     elif "times" in name:
-        assert not {"FusedNetwork", "FusedResnetBlock", "FusedAttention"} & kinds  # times that scale are left alone
+        assert not {"FusedNetwork", "FusedResnetBlock", "FusedAttention"} & kinds  # scaling time embeddings are not fused
     else:
         assert {"FusedNetwork", "FusedResnetBlock", "FusedAttention"} <= kinds and "ResnetBlock2D" not in kinds
     assert not any(
@@ -114,11 +116,8 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
     if "dropout" in name or "times" in name:
         plain = for_tensor_cores(plain)
         seed_of(plain).fill_(11), seed_of(fused).fill_(11)
-        assert (
-            sum(isinstance(m, KeyedDropout) for m in plain.modules())
-            == sum(isinstance(m, KeyedDropout) for m in fused.modules())
-            > 0
-        )
+        before, after = (sum(isinstance(m, KeyedDropout) for m in net.modules()) for net in (plain, fused))
+        assert before == after > 0
     x, t = torch.randn(3, 1, 8, 8), torch.tensor([0, 500, 999])
     found = [_passes(net, x, t) for net in (fused, plain)]
     for a, b in zip(*found, strict=True):
@@ -126,19 +125,20 @@ def test_a_fused_network_is_the_same_network(name: str) -> None:
 
 
 def test_zeros_align_every_part():
-    """Six numbers in two parts of three become two of eight; a matrix along its columns; what is aligned is not copied."""
+    """Six numbers in two parts of three become two of eight. An aligned tensor is not copied."""
     assert aligned(torch.arange(1, 7), 0, 2).tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 4, 5, 6, 0, 0, 0, 0, 0]
-    assert aligned(torch.ones(2, 3, 9), -1).sum(-1).tolist() == [[9.0] * 3] * 2 and aligned(
-        torch.ones(2, 3, 9), -1
-    ).shape == (2, 3, 16)
+    columns = aligned(torch.ones(2, 3, 9), -1)
+    assert columns.sum(-1).tolist() == [[9.0] * 3] * 2 and columns.shape == (2, 3, 16)
     assert aligned(torch.ones(2, 12, 3), 1, 3).sum((0, 2)).tolist() == [6.0, 6.0, 6.0, 6.0, 0.0, 0.0, 0.0, 0.0] * 3
     x = torch.ones(16, 3)
     assert aligned(x, 0, 2) is x
 
 
 def test_products_of_a_pruned_network_are_aligned(monkeypatch):
-    """FedPhD's 44 %: attention's 256 features become 204, time's 512 become 409; every product over all positions, either way, has sides that
-    are multiples of eight."""
+    """FedPhD's 44 %: attention's 256 features become 204, and the time embedding's 512 become 409.
+
+    Every product over all positions, in both passes, has sides that are multiples of eight.
+    """
     arch = cut(CifarUnet().resolved(Shape(32, 3, 10)), 0.2)
     assert ".to_q:192>204 " in arch.cut and "time_embedding.linear_2:409>409 " in arch.cut
     heads = []
@@ -155,7 +155,7 @@ def test_products_of_a_pruned_network_are_aligned(monkeypatch):
 
 
 class Products(TorchDispatchMode):
-    """Notes rows, columns and what is summed over of every matrix product."""
+    """Records the three sides of every matrix product."""
 
     def __init__(self):
         super().__init__()
@@ -169,8 +169,8 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["convnext", "unet"])
-def test_what_features_have_no_use_for_has_no_gradient(name: str) -> None:
-    """Neither in the fused network, whose blocks are told the time together: zeros would let weight decay move the decoder."""
+def test_weights_that_features_do_not_use_have_no_gradient(name: str) -> None:
+    """Also in the fused network, where blocks share a time product. With zeros, weight decay would change the decoder."""
     plain = NETS[name].resolved(Shape(8, 1, 10)).build()
     without = []
     for net in (for_tensor_cores(copy.deepcopy(plain), ("norm", "attention")), plain):
@@ -179,8 +179,8 @@ def test_what_features_have_no_use_for_has_no_gradient(name: str) -> None:
     assert without[0] == without[1] and len(without[0]) > 10
 
 
-def test_blocks_of_other_networks_stay_what_they_are() -> None:
-    """Diffusers' own modules are adapted within our U-Net, where we know their settings, and nowhere else."""
+def test_blocks_of_other_networks_are_not_replaced() -> None:
+    """Diffusers' modules are replaced only within our U-Net, whose settings are known."""
     NETS["unet"].resolved(Shape(8, 1, 10)).build()
     net = for_tensor_cores(nn.Sequential(Upsample2D(8, use_conv_transpose=True)), ("norm",))
     assert type(net[0]) is Upsample2D and net(torch.randn(1, 8, 4, 4)).shape == (1, 8, 8, 8)

@@ -1,4 +1,4 @@
-"""Whole federations on recorded steps, played on a CPU, against eager ones: runs of one process follow each other on the same machines."""
+"""Whole federations on recorded steps, replayed on a CPU, against eager ones. Runs of a process share their machines."""
 
 import types
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.fixture
 def fast(monkeypatch):
     """Turns recorded machines on and off; three clients at a time."""
-    import diffusers.models  # noqa: F401 (which looks at torch's Stream when it is imported)
+    import diffusers.models  # noqa: F401 (its import uses torch.cuda.Stream, which is replaced below)
 
     def recorded(self, step, stream):
         for _ in range(WARM_UP):
@@ -42,14 +42,14 @@ def fast(monkeypatch):
     monkeypatch.setattr(Captured, "recorded", recorded)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(rounds, "machines_for", machines)
-    speed.KEPT.clear()
+    speed.REUSABLE.clear()
     yield lambda on: chosen.update(fast=on)
-    speed.KEPT.clear()
+    speed.REUSABLE.clear()
 
 
 @pytest.fixture
 def made(monkeypatch):
-    """Every recorded machine that was made."""
+    """All recorded machines of the test."""
     found, begin = [], Captured.__init__
 
     def noted(self, *args, **kwargs):
@@ -62,32 +62,32 @@ def made(monkeypatch):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path, monkeypatch):
-    """The algorithm, FedAvg at another rate on mirrored images, the algorithm on those, too: on the same machines, each as by itself."""
+    """Three runs on the same machines equal eager runs: the algorithm, FedAvg on mirrored images, the algorithm on these."""
     recipe = ragged_recipe(ALGORITHMS[name])
     fedavg = ragged_recipe(FedAvg(local=ADAM), data=Speckled(flip=True)).changed(["algorithm.local.lr=0.003"])
     recipes = [recipe, fedavg, recipe.changed(["seed=7", "data=speckled(flip=True)"])]
-    ours = []
+    results = []
     with monkeypatch.context() as patch:
         recorded = noted_recordings(patch)
         for i, each in enumerate(recipes):
             recorded.clear()
-            ours.append(outcome(each, tmp_path / f"fast-{i}"))
+            results.append(outcome(each, tmp_path / f"fast-{i}"))
             assert len(recorded) == len({*recorded}), "nothing is recorded twice in a run"
-    assert made == speed.KEPT, "all on the same machines"
+    assert made == speed.REUSABLE, "all on the same machines"
     fast(False)
-    for i, (each, found) in enumerate(zip(recipes, ours)):
+    for i, (each, found) in enumerate(zip(recipes, results)):
         assert_alike(found, outcome(each, tmp_path / f"eager-{i}"))
 
 
 def test_a_run_that_diverges_leaves_its_machines_to_the_next(fast, made, tmp_path):
-    """Clients at a rate that ends in infinity; what they leave in buffers and moments changes nothing for the next run."""
+    """Clients diverge to infinity. What they leave in buffers and moments does not change the next run."""
     recipe = ragged_recipe(FedAvg(local=Adam(lr=1e-2, batch=8, epochs=1, state="kept")), clients=5)
     with pytest.raises(TrainingError):
         run(recipe.changed(["algorithm.local=sgd(lr=1e30, batch=8, epochs=2)"]), tmp_path / "lost")
-    assert made == speed.KEPT
+    assert made == speed.REUSABLE
     with pytest.raises(TrainingError):
         run(recipe.changed(["algorithm.local.lr=1e30"]), tmp_path / "lost too")
-    ours = outcome(recipe, tmp_path / "fast")
-    assert made == speed.KEPT and len(made) == 5
+    result = outcome(recipe, tmp_path / "fast")
+    assert made == speed.REUSABLE and len(made) == 5
     fast(False)
-    assert_alike(ours, outcome(recipe, tmp_path / "eager"))
+    assert_alike(result, outcome(recipe, tmp_path / "eager"))

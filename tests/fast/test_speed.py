@@ -1,4 +1,4 @@
-"""Where a run computes: machines that outlive their run."""
+"""The machines of a run, which the next run reuses."""
 
 import dataclasses
 import types
@@ -13,32 +13,32 @@ from effuse.machines.eager import Eager
 from effuse.models.unet import CifarUnet
 
 
-def test_the_next_run_of_a_process_finds_the_last_ones_machines(monkeypatch, tmp_path):
-    """The same task: the same machines, emptied of what only the last network needed; another task: new ones."""
+def test_the_next_run_of_a_process_reuses_the_machines(monkeypatch, tmp_path):
+    """Another network drops the last one's recordings. A reproducible run gets new machines."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     for folder in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(folder, str(tmp_path))  # where compiled code is kept, is left as it was
+        monkeypatch.setenv(folder, str(tmp_path))  # restored afterwards
     train = toy_recipe().data.load("train")
     first = toy_recipe(speed="graph", model=ToyUnet(dropout=0.0)).resolved(train)
     wider = toy_recipe(speed="graph", model=ToyUnet(dropout=0.0, width=8)).resolved(train)
     cuda = torch.device("cuda")
-    ours = machines_for(first, cuda, 40)
-    monkeypatch.setattr(ours[0], "forget", (forgotten := []).append)
-    ours[0]._steps[(first.model,)] = types.SimpleNamespace(played=True)
-    ours[0].meter.trained(7)
-    keep(ours)
+    machines = machines_for(first, cuda, 40)
+    monkeypatch.setattr(machines[0], "forget", (forgotten := []).append)
+    machines[0]._steps[(first.model,)] = types.SimpleNamespace(used=True)
+    machines[0].meter.trained(7)
+    keep(machines)
     again = machines_for(first, cuda, 40)
-    assert again == ours and again[0].meter.images == 0 and not forgotten
-    assert machines_for(first, cuda, 40)[0] is not ours[0], "a run that is not over shares its machines with nobody"
-    keep(ours)
-    assert machines_for(wider, cuda, 40) == ours and forgotten == [first.model]
-    keep(ours)
-    assert machines_for(wider.changed(["reproducible=True"]), cuda, 40)[0] is not ours[0]
+    assert again == machines and again[0].meter.images == 0 and not forgotten
+    assert machines_for(first, cuda, 40)[0] is not machines[0], "an unfinished run does not share its machines"
+    keep(machines)
+    assert machines_for(wider, cuda, 40) == machines and forgotten == [first.model]
+    keep(machines)
+    assert machines_for(wider.changed(["reproducible=True"]), cuda, 40)[0] is not machines[0]
 
 
-def test_dropout_keeps_nobody_from_sharing_a_gpu():
-    """Its masks are the client's own; only the size of a network limits how many may try."""
+def test_clients_with_dropout_share_a_gpu():
+    """Masks are keyed by client. Only the size of a network limits the slots."""
     recipe = toy_recipe(clients=8, model=ToyUnet(dropout=0.1)).resolved(toy_recipe().data.load("train"))
     assert slots(recipe) == 5
     large = CifarUnet().resolved(Shape(32, 3, 10))
@@ -46,8 +46,8 @@ def test_dropout_keeps_nobody_from_sharing_a_gpu():
     assert slots(dataclasses.replace(recipe, model=large, clients=1)) == 1
 
 
-def test_one_model_is_looked_at_on_recorded_evaluations_where_there_is_a_gpu(monkeypatch, tmp_path):
-    """`effuse sample`, `evaluate` and `prune` ask here; nothing is compiled for them, and `speed=eager` stays the reference."""
+def test_one_model_is_evaluated_on_recordings_where_there_is_a_gpu(monkeypatch, tmp_path):
+    """`effuse sample`, `evaluate` and `prune` use it. It compiles nothing, and `speed=eager` remains the reference."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     for folder in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):

@@ -1,4 +1,4 @@
-"""A subject made by hand: scikit-learn's digits, every fifth held out, and samples that are whatever a test says."""
+"""A subject made by hand: scikit-learn's digits, every fifth held out, and samples that a test chooses."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -60,7 +60,7 @@ def test_parts_by_hand() -> None:
 
 
 def test_the_published_cifar_network() -> None:
-    """Attention's products aside, within 0.2 % of the 6.0655 G that a per-layer counter with norms finds."""
+    """Without attention's products, within 0.2 % of the 6.0655 G of a per-layer counter with norms."""
     arch = CifarUnet().resolved(Shape(32, 3, 10))
     assert parameters(arch) == {"total": 35_746_307, "encoder": 10_523_008, "bottleneck": 2_888_704, "decoder": 22_334_595}
     counted = macs_by_operation(arch)
@@ -76,7 +76,10 @@ def test_macs_up_to_the_features() -> None:
 
 
 def test_macs_by_layer() -> None:
-    """5x5x3: convolution 2700 and 100 biases, linear 700 and 7; the published 6.0655 G of 32x32 and 23.24 G of 64x64 images."""
+    """5x5x3: convolution 2700 and 100 biases, linear 700 and 7.
+
+    Published: 6.0655 G for 32x32 and 23.24 G for 64x64 images.
+    """
     assert layer_macs(TwoLayers().resolved(Shape(5, 3, 7))) == 2700 + 100 + 700 + 7
     assert layer_macs(CifarUnet().resolved(Shape(32, 3, 10))) == 6_065_456_000
     assert layer_macs(CifarUnet().resolved(Shape(64, 3, 4))) == 23_240_624_000
@@ -99,8 +102,9 @@ def sent(**links: tuple[float, float]) -> dict:
 def test_the_published_costs():
     """(0.2 n_cc + 0.002 n_ce) V for one aggregation in the cloud, with V the saved model: 136.53 MiB, or 77.93 when pruned.
 
-    FedAvg: 4 uploads, 0.8 * 136.53 = 109.224 (printed 109.22); with E=1 five times that, 546.12 (546.10 is five times the rounded);
-    SCAFFOLD twice, 218.45 (218.44). FedPhD: 2 edges both ways and 20 uploads of clients, (0.8 + 0.04) * 77.93 = 65.461 (65.46).
+    FedAvg: 4 uploads, 0.8 * 136.53 = 109.224 (printed 109.22); with E=1 five times that, 546.12 (546.10 is five times
+    109.22); SCAFFOLD twice, 218.45 (218.44). FedPhD: 2 edges in both directions and 20 client uploads, (0.8 + 0.04) * 77.93
+    = 65.461 (65.46).
     """
     V, pruned = 136.53, 77.93
     fedavg = costs(sent(client_server=(4 * V, 4 * V)))
@@ -114,8 +118,9 @@ def test_the_published_costs():
 
 
 def test_costs_of_directions_that_differ():
-    """Clients send 10 MiB and are sent 30 over the long way, 100 and 700 over the short one; edges send 5 and are sent 2. The
-    paper: 0.2 * (10 + 7) + 0.002 * 100 = 3.6. Both directions everywhere: 0.2 * (40 + 7) + 0.002 * 800 = 11.
+    """Clients send 10 MiB to the cloud and receive 30, send 100 to edges and receive 700; edges send 5 and receive 2.
+
+    The paper: 0.2 * (10 + 7) + 0.002 * 100 = 3.6. Both directions everywhere: 0.2 * (40 + 7) + 0.002 * 800 = 11.
     """
     found = costs(sent(client_server=(10, 30), client_edge=(100, 700), edge_cloud=(5, 2)))
     assert [found["paper"], found["symmetric"]] == pytest.approx([3.6, 11.0])

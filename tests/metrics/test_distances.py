@@ -25,7 +25,7 @@ from effuse.metrics.distances import (
 
 
 class Features(nn.Module):
-    """Lets torchmetrics take features for images."""
+    """Makes torchmetrics accept features in place of images."""
 
     num_features = 6
 
@@ -64,11 +64,11 @@ def test_frechet_of_correlated_gaussians() -> None:
 
 def test_frechet_agrees_with_torchmetrics() -> None:
     x, y = clouds(50, 70)
-    theirs = FrechetInceptionDistance(feature=Features()).set_dtype(torch.float64)
-    theirs.update(x, real=False)
-    theirs.update(y, real=True)
-    # theirs is returned as float32
-    assert frechet(moments(x), moments(y)) == pytest.approx(float(theirs.compute()), rel=1e-6)
+    oracle = FrechetInceptionDistance(feature=Features()).set_dtype(torch.float64)
+    oracle.update(x, real=False)
+    oracle.update(y, real=True)
+    # torchmetrics returns float32
+    assert frechet(moments(x), moments(y)) == pytest.approx(float(oracle.compute()), rel=1e-6)
 
 
 def test_frechet_with_fewer_samples_than_dimensions() -> None:
@@ -78,8 +78,8 @@ def test_frechet_with_fewer_samples_than_dimensions() -> None:
     assert frechet(moments(x), moments(x + 1.0)) == pytest.approx(40.0, abs=1e-4)
 
 
-def test_a_solver_that_gives_up_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's may fail on a singular covariance, and a table must not end there: every first try fails here."""
+def test_a_solver_that_fails_is_replaced_by_a_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's solver may fail on a singular covariance. Here every first call fails."""
     x, y = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0))
     wanted = frechet(moments(x), moments(y))
     for name in ("eigh", "eigvalsh"):
@@ -120,12 +120,12 @@ def test_kernel_distance_agrees_with_torchmetrics_and_ignores_blocks(monkeypatch
 
 
 def test_precision_and_recall_of_hand_made_clusters() -> None:
-    """Real: 0,1,2,3 and 100,101,102,103. Generated: all at the first cluster but one far off: 7/8 precise, half recalled."""
+    """Real: 0,1,2,3 and 100,101,102,103. Generated: seven at the first cluster, one far off: precision 7/8, recall 1/2."""
     real = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0], [101.0], [102.0], [103.0]])
     made = torch.tensor([[0.1], [0.9], [1.2], [1.9], [2.1], [2.8], [3.1], [50.0]])
     precision, recall = precision_recall(made, real, k=3)
     assert precision == 7 / 8
-    # the stray's ball reaches from 50 back to 2.1 and forth to 97.9: it recalls 3 at most, which others do too
+    # the outlier's ball reaches from 2.1 to 97.9: it covers only 3, which others cover, too
     assert recall == 4 / 8
 
 
@@ -145,9 +145,9 @@ def test_inception_score_agrees_with_torchmetrics() -> None:
     logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of its memory, and of the spread of a single split
-        theirs = InceptionScore(feature=Features(), splits=1)
-        theirs.update(logits)
-        expected = float(theirs.compute()[0])
+        oracle = InceptionScore(feature=Features(), splits=1)
+        oracle.update(logits)
+        expected = float(oracle.compute()[0])
     assert float(inception_scores(logits, 1)) == pytest.approx(expected, rel=1e-5)
 
 

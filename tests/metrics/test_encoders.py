@@ -1,4 +1,4 @@
-"""Encoders: what they see, that they repeat, and that nothing is computed twice."""
+"""Encoders: their inputs, repeatable results, and caches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -98,9 +98,9 @@ def test_other_training_data_means_another_classifier(subject_of: SubjectOf) -> 
     assert quick.identity(subject_of()) != Classifier(width=4, steps=2, seed=1).identity(subject_of())
 
 
-def test_a_classifier_that_ended_elsewhere_has_another_name(subject_of: SubjectOf, tmp_path: Path) -> None:
-    """The same recipe on the same data, trained where sums are taken in another order: one bias is off by 0.5, and the number of
-    such a network must not pass for the other's, nor may real features that the other gave be taken for its own.
+def test_a_classifier_with_other_weights_has_another_identity(subject_of: SubjectOf, tmp_path: Path) -> None:
+    """Training on another device ends with one bias off by 0.5. The weights' digest is part of the protocol, and features of
+    real images are computed for each of the two networks.
     """
     metric = FID(n=50, encoder=Classifier(width=4, steps=2, epochs=1))
     first = metric.measure(subject_of(cache=tmp_path))["fid_classifier"]
@@ -110,7 +110,7 @@ def test_a_classifier_that_ended_elsewhere_has_another_name(subject_of: SubjectO
     save_file(values | {"features.bias": values["features.bias"] + 0.5}, file)
     other = metric.measure(subject_of(cache=tmp_path))["fid_classifier"]
     assert other.protocol["weights"] != first.protocol["weights"]
-    assert len([*tmp_path.glob("features-*.safetensors")]) == 2, "the real images are looked at again"
+    assert len([*tmp_path.glob("features-*.safetensors")]) == 2, "the real images are encoded again"
 
 
 def test_reference_features_are_computed_once(subject_of: SubjectOf, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_reference_features_are_computed_once(subject_of: SubjectOf, tmp_path: P
 
 
 def test_a_fid_needs_no_more_of_the_real_images_than_their_moments(subject_of: SubjectOf, tmp_path: Path) -> None:
-    """34 MB that travel to another machine instead of half a gigabyte of features, or a minute of a GPU."""
+    """34 MB to copy to another machine, instead of half a gigabyte of features or a minute of GPU time."""
     first = FID(n=50, encoder=MeanColour()).measure(subject_of(cache=tmp_path))
     (features,) = tmp_path.glob("features-*.safetensors")
     features.unlink()
@@ -151,7 +151,7 @@ def test_changed_data_is_not_taken_from_the_cache(subject_of: SubjectOf, tmp_pat
     assert sum(CALLS) == 359 + 1438
 
 
-def test_features_of_another_way_to_compute_them_are_not_taken_from_the_cache(
+def test_features_of_another_revision_are_not_taken_from_the_cache(
     subject_of: SubjectOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference(subject_of(cache=tmp_path), MeanColour(), "test")
@@ -206,7 +206,7 @@ def test_inception_says_what_is_missing(subject_of: SubjectOf, tmp_path: Path, m
         FID().ready(Outlook(classifies=False, conditional=True, classes=10, real={"train": 100, "test": 100}))
 
 
-def test_samples_that_are_no_numbers_are_refused(subject_of: SubjectOf) -> None:
+def test_samples_that_are_not_finite_are_refused(subject_of: SubjectOf) -> None:
     with pytest.raises(TrainingError, match="the model has diverged"):
         generated(subject_of(torch.full((2, 1, 8, 8), float("nan"))), MeanColour(), 2)
 
@@ -220,7 +220,7 @@ def test_encoders_in_the_grammar() -> None:
 
 
 def test_pixels_are_averaged_over_a_grid(subject_of: SubjectOf) -> None:
-    """A 4x4 image whose left half is white: two by two cells of 1, 0, 1, 0; a side beyond the image's own changes nothing."""
+    """A 4x4 image whose left half is white: cells of 1, 0, 1, 0. A side above the image's has no effect."""
     image = torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
     image[..., :2] = 255
     assert Pixels(side=2).encode(image, subject_of()).features.tolist() == [[1.0, 0.0, 1.0, 0.0]]

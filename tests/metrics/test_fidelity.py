@@ -54,8 +54,8 @@ def test_protocol_of_a_fid(subject_of: SubjectOf) -> None:
     assert measured["fid_classifier_clipped"].warning is None
 
 
-def test_images_that_another_figure_has_seen_can_be_left_out(subject_of: SubjectOf) -> None:
-    """Two figures of 150 real images each: their references are other images, and their kept features never mixed up."""
+def test_images_that_another_number_has_used_can_be_skipped(subject_of: SubjectOf) -> None:
+    """Two numbers with 150 real images each have different references, and separate cached features."""
     subject = subject_of()
     seen, unseen = (FID(n=300, encoder=Classifier(), reference=150, skip=skip) for skip in (0, 150))
     values = [metric.measure(subject)["fid_classifier"].value for metric in (seen, unseen, seen)]

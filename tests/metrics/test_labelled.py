@@ -1,4 +1,4 @@
-"""Metrics that look at labels: accuracy, conditional accuracy, diversity, the mix of classes."""
+"""Metrics that use labels: accuracy, conditional accuracy, diversity, the mix of classes."""
 
 from collections.abc import Callable
 
@@ -28,8 +28,8 @@ def test_accuracy_of_a_predictor(subject_of: SubjectOf) -> None:
         Accuracy().measure(subject_of())
 
 
-def test_conditional_accuracy_counts_the_labels_asked_for(subject_of: SubjectOf, digits: tuple[Dataset, Dataset]) -> None:
-    """Real digits under their own labels are right; with half the labels shifted by one, half are."""
+def test_conditional_accuracy_counts_the_requested_labels(subject_of: SubjectOf, digits: tuple[Dataset, Dataset]) -> None:
+    """Real digits with their own labels are right; with half the labels shifted by one, half are."""
     _, test = digits
     pixels, shift = test.floats(test.images)[:200], (torch.arange(200) < 100).long()
     right = ConditionalAccuracy(n=200).measure(subject_of(pixels, test.labels[:200]))["conditional_accuracy"]
@@ -105,7 +105,7 @@ def test_the_mix_of_classes_by_hand(subject_of: SubjectOf) -> None:
 
 
 def test_the_mix_of_classes_of_digits(subject_of: SubjectOf, digits: tuple[Dataset, Dataset]) -> None:
-    """The real ones have the real mix; without the five highest digits, half of the rest would have to be others."""
+    """Real images have distance 0; without the five highest digits it is 1/2."""
     train, _ = digits
     assert ClassMix(n=359).measure(subject_of())["class_mix"].value == 0.0
     low = train.images[train.labels < 5][:400]

@@ -1,4 +1,4 @@
-"""What is kept between runs: computed once, also where several processes want it at the same time."""
+"""The cache between runs: values are computed once, also if several processes need them at the same time."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from effuse.core.errors import RunError
-from effuse.metrics.store import kept
+from effuse.metrics.store import cached
 
 KEY = ("toy", 1)
 
@@ -16,24 +16,24 @@ def never():
     raise AssertionError("it is there already")
 
 
-def test_what_is_there_is_not_computed_again_and_what_is_damaged_is(tmp_path):
+def test_cached_values_are_not_computed_again_and_damaged_ones_are(tmp_path):
     one = {"mean": torch.arange(3.0)}
-    assert torch.equal(kept(tmp_path / "new", "moments", KEY, lambda: one)["mean"], one["mean"])
-    assert torch.equal(kept(tmp_path / "new", "moments", KEY, never)["mean"], one["mean"])
+    assert torch.equal(cached(tmp_path / "new", "moments", KEY, lambda: one)["mean"], one["mean"])
+    assert torch.equal(cached(tmp_path / "new", "moments", KEY, never)["mean"], one["mean"])
     (file,) = (tmp_path / "new").glob("moments-*.safetensors")
     file.write_bytes(b"half a fi")
-    assert kept(tmp_path / "new", "moments", KEY, lambda: {"mean": torch.ones(1)})["mean"].tolist() == [1.0]
-    assert kept(tmp_path / "new", "moments", KEY, never)["mean"].tolist() == [1.0]
+    assert cached(tmp_path / "new", "moments", KEY, lambda: {"mean": torch.ones(1)})["mean"].tolist() == [1.0]
+    assert cached(tmp_path / "new", "moments", KEY, never)["mean"].tolist() == [1.0]
     with pytest.raises(AssertionError):
-        kept(tmp_path / "new", "moments", ("toy", 2), never)
-    assert kept(None, "moments", KEY, lambda: one) is one
+        cached(tmp_path / "new", "moments", ("toy", 2), never)
+    assert cached(None, "moments", KEY, lambda: one) is one
 
 
 WANTS = """
 import os, sys, time
 from pathlib import Path
 import torch
-from effuse.metrics.store import kept
+from effuse.metrics.store import cached
 
 def compute():
     open(sys.argv[2], "a").write(f"{os.getpid()}\\n")
@@ -42,12 +42,12 @@ def compute():
 
 print("ready", flush=True)
 input()
-print(kept(Path(sys.argv[1]), "classifier", ("toy",), compute)["weights"].item())
+print(cached(Path(sys.argv[1]), "classifier", ("toy",), compute)["weights"].item())
 """
 
 
-def test_of_processes_that_want_the_same_one_computes_it(tmp_path):
-    """A classifier's training may end in other bits in every process; those of one table are to measure by the same."""
+def test_one_of_several_processes_computes(tmp_path):
+    """Training a classifier may give other bits in every process, and all processes of a table must use the same one."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", WANTS, tmp_path / "cache", tmp_path / "log"],
@@ -66,14 +66,14 @@ def test_of_processes_that_want_the_same_one_computes_it(tmp_path):
     assert found == {*(tmp_path / "log").read_text().split()} and len(found) == 1
 
 
-def test_whoever_fails_leaves_nothing_behind(tmp_path):
-    """The next one computes it: neither the lock nor a part of a file is in its way."""
+def test_a_failure_leaves_no_lock_and_no_file(tmp_path):
+    """The next call computes the value."""
     with pytest.raises(AssertionError):
-        kept(tmp_path, "features", KEY, never)
-    assert kept(tmp_path, "features", KEY, lambda: {"x": torch.ones(1)})["x"].tolist() == [1.0]
+        cached(tmp_path, "features", KEY, never)
+    assert cached(tmp_path, "features", KEY, lambda: {"x": torch.ones(1)})["x"].tolist() == [1.0]
 
 
-def test_a_cache_that_cannot_be_written_is_told_by_its_name(tmp_path):
+def test_an_unwritable_cache_is_named_in_the_error(tmp_path):
     (tmp_path / "cache").write_text("a file is no folder")
     with pytest.raises(RunError, match="cache.*check the folder"):
-        kept(tmp_path / "cache", "features", KEY, lambda: {"x": torch.ones(1)})
+        cached(tmp_path / "cache", "features", KEY, lambda: {"x": torch.ones(1)})

@@ -18,11 +18,11 @@ def as_floats(*values: int) -> torch.Tensor:
 
 
 def test_by_hand(subject_of: SubjectOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real: three black pixels, one white. Generated: one black, one of 7, which counts as black, one of 8, which does not, one white.
+    """Real: three black pixels, one white. Generated: 0, 7, 8 and 255; 0 and 7 fall into the black bin, 8 into the next.
 
-    Black is 3/4 and 2/4, the next tone 0 and 1/4, white 1/4 both: (1/4 + 1/4) / 2 = 1/4.
+    Black is 3/4 and 2/4, the next bin 0 and 1/4, white 1/4 in both: (1/4 + 1/4) / 2 = 1/4.
     """
-    monkeypatch.setattr(tones, "AT_ONCE", 3)  # the real ones in two parts, of three and of one
+    monkeypatch.setattr(tones, "AT_ONCE", 3)  # the real images in two parts, of three and of one
     real = Dataset(torch.tensor([0, 0, 0, 255], dtype=torch.uint8).reshape(4, 1, 1, 1), torch.zeros(4).long(), ("a",))
     found = Tones(n=4).measure(subject_of(as_floats(0, 7, 8, 255), train=real))["tones"]
     assert found.value == pytest.approx(0.25, abs=1e-12)
@@ -38,7 +38,7 @@ def test_channels_are_averaged(subject_of: SubjectOf) -> None:
 
 
 def test_a_haze_is_seen(subject_of: SubjectOf, digits: tuple[Dataset, Dataset]) -> None:
-    """The real images themselves: nought; each background pixel of nought lifted to 16 of 255: just as many have another tone."""
+    """Real images give 0. With background pixels raised from 0 to 16 of 255, the distance is the share of these pixels."""
     train, test = digits
     assert Tones(n=359, split="test").measure(subject_of())["tones"].value == 0.0
     hazy = test.images.clamp(min=16)

@@ -1,4 +1,4 @@
-"""The FID Inception: its names and shapes, its quirks, and how it loads. Random weights; the real ones are not needed."""
+"""The FID Inception, with random weights: names, shapes, its special pools, and loading."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from effuse.models.inception import InceptionV3, load, prepared
 
 @pytest.fixture(scope="module")
 def net() -> InceptionV3:
-    """With statistics and scales that are not those of a network that has seen nothing."""
+    """With random statistics and scales, unlike those of a new network."""
     net, generator = InceptionV3().eval(), torch.Generator().manual_seed(1)
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm2d):

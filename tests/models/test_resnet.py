@@ -21,7 +21,7 @@ CIFAR, DIGITS = Shape(32, 3, 10), Shape(8, 1, 10)
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_resnet16(norm: str) -> None:
-    """FedDiff's ResNet16: blocks [2, 2, 2, 1] have 6,440,640 values in convolutions, 6,453,322 in all, and 479,920,128 MACs."""
+    """FedDiff's ResNet16: blocks [2, 2, 2, 1]: 6,440,640 values in convolutions, 6,453,322 in all, 479,920,128 MACs."""
     arch = Resnet(norm=norm).resolved(CIFAR)
     with torch.device("meta"):
         net = arch.build()

@@ -1,4 +1,4 @@
-"""Saved models: opened here, opened by diffusers alone, and as the start of a run."""
+"""Saved models: opened by effuse, opened by diffusers alone, and as the start of a run."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ def saved(arch: Arch, folder: Path, sampler: Sampler | None = Ancestral()) -> Mo
 
 
 def drawn(model: Model, sampler: Sampler, labels: torch.Tensor | None) -> np.ndarray:
-    """Our images for seed 7, in the range and layout of diffusers' pipelines."""
+    """Effuse's images for seed 7, in the range and layout of diffusers' pipelines."""
     net = model.arch.build().eval()
     fill(net, model)
     x = sampler.draw(net, TASK, torch.Size((3, 1, 8, 8)), labels, torch.Generator().manual_seed(7), lambda: None)
@@ -143,7 +143,7 @@ def test_warm_start_of_shapes_only(tmp_path: Path) -> None:
 
 
 def test_warm_start_from_a_plain_diffusers_model(tmp_path: Path) -> None:
-    """A model that somebody trained with diffusers' own defaults, and never heard of effuse."""
+    """A model trained with diffusers' own defaults, without effuse."""
     from diffusers import UNet2DModel
 
     torch.manual_seed(0)
@@ -166,7 +166,7 @@ def test_warm_start_from_a_plain_diffusers_model(tmp_path: Path) -> None:
         assert torch.equal(start.build().eval()(x, t), theirs(x, t).sample)
 
 
-def test_what_cannot_be_started_from_is_refused(tmp_path: Path) -> None:
+def test_unsuitable_folders_are_refused(tmp_path: Path) -> None:
     from diffusers import UNet2DModel
 
     with pytest.raises(ModelError, match="no model folder at"):

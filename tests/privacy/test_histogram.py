@@ -1,4 +1,4 @@
-"""Noise on counts: its size, its charge, and that it is what a formula says."""
+"""Noise on counts: its size, its charge, and its distribution."""
 
 import math
 
@@ -11,26 +11,29 @@ from effuse.privacy.histogram import Exact, Gaussian, Laplace, gaussian_delta
 MANY = [1000] * 20_000
 
 
-def test_exact_counts_are_told_as_they_are():
+def test_exact_counts_are_unchanged():
     assert Exact().disclosed([3, 0, 5], Stream((0,))) == [3.0, 0.0, 5.0] and Exact().charge is None
 
 
 def test_laplace_noise_has_scale_one_over_epsilon():
     """Standard deviation sqrt(2) / epsilon = 2.83 at epsilon 0.5, over 20,000 draws within 3 %."""
-    told = np.array(Laplace(epsilon=0.5).disclosed(MANY, Stream((0,))))
-    assert told.std() == pytest.approx(2 * math.sqrt(2), rel=0.03) and told.mean() == pytest.approx(1000, abs=0.1)
+    disclosed = np.array(Laplace(epsilon=0.5).disclosed(MANY, Stream((0,))))
+    assert disclosed.std() == pytest.approx(2 * math.sqrt(2), rel=0.03) and disclosed.mean() == pytest.approx(1000, abs=0.1)
     assert Laplace(epsilon=0.5).charge == (0.5, 0.0)
 
 
-def test_gaussian_noise_is_the_least_that_will_do():
-    """Balle and Wang's condition holds with equality; for epsilon 1 and delta 1e-5 sigma is 3.73, where the classical bound is 4.84."""
+def test_gaussian_noise_is_minimal():
+    """Balle and Wang's condition holds with equality.
+
+    For epsilon 1, delta 1e-5 sigma is 3.73; the classical bound is 4.84.
+    """
     mechanism = Gaussian(epsilon=1.0, delta=1e-5)
     assert gaussian_delta(1.0, mechanism.sigma) == pytest.approx(1e-5, rel=1e-6)
     assert mechanism.sigma == pytest.approx(3.7306, abs=1e-3) and mechanism.sigma < math.sqrt(2 * math.log(1.25e5))
-    told = np.array(mechanism.disclosed(MANY, Stream((0,))))
-    assert told.std() == pytest.approx(mechanism.sigma, rel=0.03) and mechanism.charge == (1.0, 1e-5)
+    disclosed = np.array(mechanism.disclosed(MANY, Stream((0,))))
+    assert disclosed.std() == pytest.approx(mechanism.sigma, rel=0.03) and mechanism.charge == (1.0, 1e-5)
 
 
-def test_counts_below_nought_are_cut_off_and_a_stream_repeats():
-    told = [Laplace(epsilon=0.1).disclosed([0] * 100, Stream((seed,))) for seed in (0, 0, 1)]
-    assert min(told[0]) == 0.0 < max(told[0]) and told[0] == told[1] != told[2]
+def test_negative_counts_are_clipped_and_a_stream_repeats():
+    disclosed = [Laplace(epsilon=0.1).disclosed([0] * 100, Stream((seed,))) for seed in (0, 0, 1)]
+    assert min(disclosed[0]) == 0.0 < max(disclosed[0]) and disclosed[0] == disclosed[1] != disclosed[2]

@@ -1,4 +1,4 @@
-"""Pruning: the published counts, the dependency graph's own cut as oracle, and a weight or two by hand."""
+"""Pruning: the published counts, Torch-Pruning's own cut as oracle, and small networks by hand."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def small(name: str) -> Model:
 
 
 def answer(model: Model, net: nn.Module | None = None) -> torch.Tensor:
-    """What a model puts out, or another network when shown the same."""
+    """The output of a model, or of another network for the same input."""
     if net is None:
         net = model.arch.build().eval()
         fill(net, model)
@@ -54,7 +54,7 @@ def answer(model: Model, net: nn.Module | None = None) -> torch.Tensor:
 
 
 class Links(nn.Module):
-    """Seven convolutions in a row, those of the decoder made first."""
+    """Seven convolutions in a row; those of the decoder are created first."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Chain(Arch):
 
 
 def test_the_published_table():
-    """FedPhD, Table III: 26.9, 20.3, 13.9 and 9.3 million, of 35.7; the second is ratio 0.2, exactly 20,395,598 and 3.436 G."""
+    """FedPhD, Table III: 26.9, 20.3, 13.9 and 9.3 million of 35.7. Ratio 0.2 gives exactly 20,395,598 and 3.436 G."""
     counts = {ratio: parameters(cut(CIFAR, ratio))["total"] for ratio in (0.1, 0.2, 0.3, 0.4)}
     assert counts == {0.1: 26_981_231, 0.2: 20_395_598, 0.3: 13_949_333, 0.4: 9_336_440}
     assert [layer_macs(CIFAR), layer_macs(cut(CIFAR, 0.2))] == [6_065_456_000, 3_436_088_099]
@@ -92,7 +92,7 @@ def test_the_published_table():
 
 
 def test_the_rounding_rule():
-    """256 channels in 32 groups of 8: any ratio in (0.125, 0.25] leaves 6 of each, 192; inner widths follow exactly: 512 -> 409."""
+    """256 channels in 32 groups of 8: any ratio in (0.125, 0.25] leaves 6 of each, so 192. Inner widths: 512 -> 409."""
     for ratio in (0.126, 0.2, 0.25):
         widths = dict(entry.split(":") for entry in cut(CIFAR, ratio).cut.split())
         assert widths["down_blocks.2.resnets.0.conv1"] == "192>192"
@@ -106,7 +106,7 @@ def test_the_rounding_rule():
 
 @pytest.mark.parametrize("criterion", ["norm", "random"])
 @pytest.mark.parametrize("name", NETS)
-def test_a_pruned_model_works_and_is_what_the_shapes_said(name, criterion):
+def test_a_pruned_model_works_and_has_the_predicted_shapes(name, criterion):
     model = small(name)
     less = prune(model, 0.3, criterion, Stream((1,)))
     assert less.arch == cut(model.arch, 0.3) and less.params.numel == parameters(less.arch)["total"] < model.params.numel
@@ -117,8 +117,8 @@ def test_a_pruned_model_works_and_is_what_the_shapes_said(name, criterion):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_torch_pruning_cuts_alike(name):
-    """Our slices of the parameters, and what our network makes of them, against the graph's own pruning of modules."""
+def test_torch_pruning_gives_the_same(name):
+    """The sliced parameters, and the network's output with them, against Torch-Pruning's pruning of modules."""
     model = small(name)
     less = prune(model, 0.3, "norm", Stream((1,)))
     net = model.arch.build().eval()
@@ -130,27 +130,29 @@ def test_torch_pruning_cuts_alike(name):
     graph = torch_pruning.DependencyGraph().build_dependency(net, example_inputs=inputs)
     for group in groups_of(model.arch):
         scores = importance(group, net_before, model.params)
-        lost = group.channels // group.blocks - group.keeps(0.3)
-        worst = scores.view(group.blocks, -1).argsort(1)[:, :lost] + torch.arange(group.blocks)[:, None] * (
-            group.channels // group.blocks
-        )
+        size = group.channels // group.blocks
+        worst = scores.view(group.blocks, -1).argsort(1)[:, : size - group.keeps(0.3)]
+        worst = worst + torch.arange(group.blocks)[:, None] * size
         root = net.get_submodule(group.name)
         cutter = graph.get_pruner_of_module(root).prune_out_channels
         graph.get_pruning_group(root, cutter, worst.flatten().tolist()).prune()
     assert {k: tuple(p.shape) for k, p in net.named_parameters()} == {k: tuple(t.shape) for k, t in less.params.items()}
     for key, value in net.named_parameters():
         assert torch.equal(value, less.params[key]), key
-    for module in net.modules():  # the graph knows nothing of a number that diffusers' resampling layers check
+    for module in net.modules():  # the graph does not update an attribute that diffusers' resampling layers check
         if hasattr(module, "channels") and hasattr(module, "conv"):
             module.channels = module.conv.in_channels
     assert torch.allclose(answer(less), answer(less, net), rtol=1e-4, atol=1e-5)
 
 
 def test_the_norm_by_hand():
-    """Two channels of `down`. Channel 0: a weight of 3 among nought, no bias, a column of 1 and 2 in `middle`: 9 + 0 + 5 = 14.
-    Channel 1: nine weights of 1, a bias of 2, a column of 0 and 1/2: 9 + 4 + 1/4 = 13.25. So 0 stays: it would go by absolute
-    values (6 < 11.5) and without what comes after (9 < 13). Channels of `middle`: rows (1, 0) and (2, 1/2), biases 3 and 1, nine
-    times 1/3 and 1/2 in `up`: 1 + 9 + 1 = 11 and 4.25 + 1 + 2.25 = 7.5. So 0 stays again: without biases it would go (2 < 6.5).
+    """Two channels of `down`. Channel 0: a weight of 3 among zeros, no bias, a column of 1 and 2 in `middle`: 9 + 0 + 5 =
+    14.
+
+    Channel 1: nine weights of 1, a bias of 2, a column of 0 and 1/2: 9 + 4 + 1/4 = 13.25. So 0 stays. By absolute values (6
+    < 11.5), or without the next layer (9 < 13), it would be removed. Channels of `middle`: rows (1, 0) and (2, 1/2), biases
+    3 and 1, nine times 1/3 and 1/2 in `up`: 1 + 9 + 1 = 11 and 4.25 + 1 + 2.25 = 7.5. So 0 stays again; without biases it
+    would be removed (2 < 6.5).
     """
     arch = ToyUnet(width=2).resolved(Shape(4, 1, 2))
     params = {k: torch.zeros_like(t) for k, t in arch.initial(Stream((0,))).params.items()}
@@ -167,8 +169,8 @@ def test_the_norm_by_hand():
     assert (less["down.bias"].tolist(), less["middle.bias"].tolist(), less["middle.weight"].item()) == ([0.0], [3.0], 1.0)
 
 
-def test_the_smallest_norms_go():
-    """down has 4 channels: what goes with channel k is its row, its bias and the column of `middle`; here 1, 2, 3, 4 times the same."""
+def test_the_smallest_norms_are_removed():
+    """`down` has 4 channels, each with a row, a bias and a column of `middle`: here multiples of ones, 3, 1, 4 and 2."""
     arch = ToyUnet().resolved(Shape(4, 1, 2))
     size = torch.tensor([3.0, 1.0, 4.0, 2.0])
     ones = {k: torch.ones_like(t) for k, t in arch.initial(Stream((0,))).params.items()}
@@ -178,12 +180,13 @@ def test_the_smallest_norms_go():
     less = prune(Model(arch, Params(ones), Buffers({})), 0.5, "norm", Stream((0,)))
     assert less.params["down.bias"].tolist() == [3.0, 4.0] and less.params["middle.weight"].shape == (2, 2, 1, 1)
     assert less.params["middle.weight"][0, :, 0, 0].tolist() == [3.0, 4.0]
-    assert less.params["up.weight"].shape == (1, 2, 3, 3), "what the network gives keeps its width"
+    assert less.params["up.weight"].shape == (1, 2, 3, 3), "the network's output keeps its width"
 
 
 def test_group_weights_by_hand():
-    """Layers down 0, middle 1, up 2, the middle one is 1. Group of down's outputs: layers down and middle, Q = (1 + 0) / 2, clamped
-    to 1. Group of middle's outputs: middle and up, the same. middle.weight is in both: lambda 2; up.weight in one, up.bias in none.
+    """Layers down 0, middle 1, up 2; the middle layer is 1. The group of down's outputs has layers down and middle: Q = (1
+    + 0) / 2, clamped to 1. The group of middle's outputs, middle and up, has the same. middle.weight is in both groups and
+    has twice lambda; up.weight is in one, up.bias in none.
     """
     weights = group_weights(ToyUnet().resolved(Shape(4, 1, 2)), 0.25)
     means = {k: t.unique().tolist() for k, t in weights.items()}
@@ -198,8 +201,10 @@ def test_group_weights_by_hand():
 
 
 def test_the_distance_from_the_middle_by_hand():
-    """Seven layers from a to g, whichever was made first; d is the middle. Each but the last has a group with the next one, at
-    mean distances of (3 + 2) / 2, (2 + 1) / 2, (1 + 0) / 2, which counts as 1, and back again: lambda 2/5, 2/3, 1, 1, 2/3, 2/5.
+    """Seven layers from a to g, in any order of creation; d is the middle. Each but the last has a group with the next one.
+
+    Mean distances are (3 + 2) / 2, (2 + 1) / 2, (1 + 0) / 2, clamped to 1, then the reverse: lambda 2/5, 2/3, 1, 1, 2/3,
+    2/5.
     """
     weights = {k: t.unique().tolist() for k, t in group_weights(Chain().resolved(Shape(4, 1, 2)), 1.0).items()}
     out = dict(zip("abcdefg", (0.4, 2 / 3, 1.0, 1.0, 2 / 3, 0.4, 0.0)))
@@ -244,11 +249,11 @@ def test_a_pruned_model_is_saved_and_opened(name, tmp_path):
     less.arch.save(net, tmp_path, Ancestral().scheduler(Denoise()))
     opened, scheduler = load_model(tmp_path)
     assert opened.arch == less.arch and opened.params.digest() == less.params.digest() and scheduler is not None
-    said = "UNet2DModel cannot hold layers of such widths; open this folder with effuse.load"
-    assert (said in (tmp_path / "config.json").read_text()) == isinstance(less.arch, Unet)
+    note = "UNet2DModel cannot hold layers of such widths; open this folder with effuse.load"
+    assert (note in (tmp_path / "config.json").read_text()) == isinstance(less.arch, Unet)
 
 
-def test_what_cannot_be_cut_is_told():
+def test_impossible_cuts_are_refused():
     with pytest.raises(ModelError, match="cnn cannot be pruned"):
         prune(Cnn().resolved(Shape(8, 1, 2)).initial(Stream((0,))), 0.2, "norm", Stream((0,)))
     with pytest.raises(RecipeError, match="cut"):

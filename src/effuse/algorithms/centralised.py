@@ -1,4 +1,4 @@
-"""Centralised: all data in one place, the bound that federation is measured against."""
+"""Centralised training: all data in one place, the reference for every federated method."""
 
 from effuse.core.algorithm import Server
 from effuse.core.capabilities import Averages
@@ -12,27 +12,29 @@ from effuse.core.spec import spec
 
 @message(name="centralised.server")
 class CentralisedServer(Server):
-    """The model and, where the solver keeps one, its per-step average."""
+    """The model and, where the solver asks for one, its per-step average."""
 
     average: Params | None = None
 
 
 @spec
 class Centralised(Averages):
-    """Each round is one fit on everything: as many images as a FedAvg round with all clients sees."""
+    """Each round is one fit on all data: as many images as in a FedAvg round with all clients."""
 
     local: Solver
 
     def setup(self, model: Model, fed: Federation) -> Server:
-        fed.pool()  # refused here, where there is no such thing, and not when all clients have come
+        fed.pool()  # a real federation has none: refuse before any client trains
         return CentralisedServer(model)
 
-    def round(self, server: CentralisedServer, fed: Federation) -> Server:
+    def round(self, server: Server, fed: Federation) -> Server:
+        assert isinstance(server, CentralisedServer)
         bench = fed.workbench
         net = bench.load(server.model)
         fit = bench.fit(net, self.local, fed.pool(), average=server.average)
         fed.report_loss(fit.loss, fit.images)
         return CentralisedServer(bench.unload(net), average=fit.average)
 
-    def average(self, server: CentralisedServer) -> Params | None:
+    def average(self, server: Server) -> Params | None:
+        assert isinstance(server, CentralisedServer)
         return server.average

@@ -26,7 +26,7 @@ class Update:
 
 @spec
 class FedAvg(Algorithm, name="fedavg"):
-    """Clients train the global model on their data; the server averages what comes back."""
+    """Clients train the global model on their data; the server averages their models."""
 
     local: Solver
     cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = None  # clients a round: a count, a fraction, or all

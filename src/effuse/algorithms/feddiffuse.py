@@ -23,7 +23,7 @@ PARTS = ("encoder", "bottleneck", "decoder")
 
 @message(name="feddiffuse.update")
 class PartsUpdate:
-    """The parts that a client was asked for, after local training."""
+    """The requested parts of a client's model after local training."""
 
     parts: Annotated[dict[str, Params], by_weight]
     weight: float
@@ -32,9 +32,9 @@ class PartsUpdate:
 
 @spec
 class Full(FedAvg, name="feddiffuse_full"):
-    """FULL: all of theta travels, and everyone reports all of it."""
+    """FULL: all of theta travels in both directions."""
 
-    shared: ClassVar[tuple[str, ...]] = PARTS  # what server and clients exchange; the rest never leaves its client
+    shared: ClassVar[tuple[str, ...]] = PARTS  # exchanged with the server; the rest never leaves its client
 
     def __post_init__(self) -> None:
         if self.local.ema is not None and self.cohort is not None:
@@ -44,7 +44,7 @@ class Full(FedAvg, name="feddiffuse_full"):
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:
-        model.part(*PARTS)  # a network that has no such parts is refused here
+        model.part(*PARTS)  # refuses a network without these parts
         if model.buffers:
             raise RecipeError(
                 f"model: {model.arch.name} keeps values it does not train, which belong to no part; use a U-Net"
@@ -53,33 +53,32 @@ class Full(FedAvg, name="feddiffuse_full"):
 
     def round(self, server: Server, fed: Federation) -> Server:
         theta, cohort = server.model, fed.sample(self.cohort)
-        asked = self.asked(cohort, fed.workbench.stream("asked").numpy())
+        reported = self.reported_parts(cohort, fed.workbench.stream("asked").numpy())
         reports = fed.mean(
             self.train,
-            {k: {"report": asked[k]} for k in cohort},
+            {k: {"report": reported[k]} for k in cohort},
             by=self.aggregate,
             theta=only(theta, self.shared),
-            once={
-                "theta": theta
-            },  # whatever the method, a client is first sent all of theta: the published traffic counts it
+            # at its first contact a client gets all of theta, whatever the method: the published traffic counts it
+            once={"theta": theta},
         )
-        parts = reports.value.parts.values()  # each a mean over its reporters; one that nobody reported stays
+        parts = reports.value.parts.values()  # each a mean over its reporters; a part without any stays
         return Server(theta.holding(Params({name: t for part in parts for name, t in part.items()})))
 
-    def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
+    def reported_parts(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
         """The parts that each client of the cohort reports in this round."""
         return dict.fromkeys(cohort, self.shared)
 
     @on_client
     def train(self, client: Client, theta: Model, report: tuple[str, ...]) -> PartsUpdate:
         net = client.load(self.own(client, theta))
-        # all parts learn, whichever are reported
+        # all parts are trained, whichever are reported
         fit = client.fit(net, self.local, client.data, average=client.state.get("average"))
         theta_k = client.unload(net)
         if fit.average is not None:
             client.state["average"] = fit.average
             if client.federated == client.rounds - 1:
-                # where clients take equal steps, the mean of moving averages is that of the mean: reported last, it costs no byte
+                # after equal steps, the mean of moving averages is the average of the means; sent now, it costs no bytes
                 theta_k = theta_k.holding(fit.average)
         client.state |= {part: theta_k.part(part) for part in PARTS if part not in self.shared}
         return PartsUpdate({part: theta_k.part(part) for part in report}, self.weight(client), fit.loss)
@@ -88,13 +87,13 @@ class Full(FedAvg, name="feddiffuse_full"):
         return sorted(fed.has("theta"))
 
     def own(self, client: Client, model: Model) -> Model:
-        kept = {k: t for part in PARTS if part in client.state for k, t in client.state[part].items()}
-        return dataclasses.replace(model, params=Params({**model.params, **kept}))
+        own = {k: t for part in PARTS if part in client.state for k, t in client.state[part].items()}
+        return dataclasses.replace(model, params=Params({**model.params, **own}))
 
 
 @spec
 class USplit(Full, name="feddiffuse_usplit"):
-    """USPLIT: all of theta travels down, and of every two clients one reports the encoder, the other the decoder."""
+    """USPLIT: clients receive all of theta; of every two, one reports the encoder and the other the decoder."""
 
     def ready(self, clients: int) -> None:
         super().ready(clients)
@@ -104,7 +103,7 @@ class USplit(Full, name="feddiffuse_usplit"):
                 "different ones; use mean() or clipped(...)"
             )
 
-    def asked(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
+    def reported_parts(self, cohort: Sequence[int], rng: np.random.Generator) -> dict[int, tuple[str, ...]]:
         if len(cohort) == 1:
             return {cohort[0]: PARTS}
         order = rng.permutation(cohort).tolist()
@@ -114,7 +113,7 @@ class USplit(Full, name="feddiffuse_usplit"):
             reports[int(rng.choice((one, other)))] += ("bottleneck",)
         if len(order) % 2:
             reports[order[-1]] = (str(rng.choice(("encoder", "decoder"))), "bottleneck")
-        return {k: reports[k] for k in cohort}  # cohort order, so float sums repeat
+        return {k: reports[k] for k in cohort}  # cohort order, so that float sums repeat
 
 
 @spec
@@ -126,11 +125,11 @@ class ULatDec(Full, Personal, name="feddiffuse_ulatdec"):
 
 @spec
 class UDec(Full, Personal, name="feddiffuse_udec"):
-    """UDEC: the decoder alone travels; every client keeps an encoder and a bottleneck of its own."""
+    """UDEC: only the decoder travels; every client keeps an encoder and a bottleneck of its own."""
 
     shared: ClassVar[tuple[str, ...]] = ("decoder",)
 
 
 def only(theta: Model, parts: tuple[str, ...]) -> Model:
-    """A model as far as it travels."""
+    """The model with these parts only."""
     return dataclasses.replace(theta, params=theta.part(*parts))

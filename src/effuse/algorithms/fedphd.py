@@ -1,4 +1,4 @@
-"""FedPhD: Long et al., 2025, Algorithm 1: clients choose edges, edges and cloud weigh by homogeneity, the network is pruned."""
+"""FedPhD: Long et al., 2025, "Federated Pruning with Hierarchical Learning of Diffusion Models", Algorithm 1."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,8 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from effuse.algorithms.shared.homogeneity import aggregation_weight, edge_probabilities, homogeneity
+from effuse.algorithms.shared.outages import Outages, outage_warnings, reachable_edges, validate_outages
 from effuse.core.aggregate import Reduced, by_weight
 from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.capabilities import Discloses, Hierarchical
@@ -25,41 +27,39 @@ from effuse.core.workbench import Client
 from effuse.privacy.histogram import Disclosure, Exact
 from effuse.pruning.prune import cut, group_weights, prune
 
-ENROL = "enrol"  # the phase in which every client tells its histogram, once
+ENROL = "enrol"  # the phase in which every client discloses its histogram, once
 
 
 @message(name="fedphd.edge")
 class Edge:
-    """What an edge holds within a cycle, from one aggregation in the cloud to the next."""
+    """An edge within a cycle: the rounds from one aggregation in the cloud to the next."""
 
-    counts: tuple[float, ...]  # n_e q_e: images of each class behind its model
-    theta: Model | None = None  # None until it is sent the cycle's model
-    trained: bool = (
-        False  # whether theta holds clients' work of this cycle; told histograms may be nought although they came
-    )
-    waiting: Model | None = None  # the mean of what came in since it last aggregated
-    weight: float = 0.0  # of that
-    waiting_counts: tuple[float, ...] = ()
+    counts: tuple[float, ...]  # n_e q_e: the images of each class behind its model
+    theta: Model | None = None  # theta_e; None until the cloud has sent this cycle's model
+    trained: bool = False  # theta_e contains work of this cycle, even where disclosed counts are all zero
+    waiting: Model | None = None  # the mean of the clients' models since the edge last aggregated
+    weight: float = 0.0  # the total weight of that mean
+    waiting_counts: tuple[float, ...] = ()  # the sum of those clients' histograms
 
 
 @message(name="fedphd.server")
 class FedPhDServer(Server):
-    """The cloud's model, the edges, and what clients told of their data."""
+    """The cloud's model, the edges, and the histograms that clients disclosed."""
 
     edges: tuple[Edge, ...] = ()
-    told: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    told: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)  # n_n q_n of every client
     pruned: bool = False
 
 
 @message(name="fedphd.histogram")
 class Histogram:
-    """A client's histogram as it leaves the client: all that anybody learns of its labels."""
+    """A client's disclosed histogram: n_n q_n, with noise where the recipe asks for it."""
 
     counts: Tensor
 
     def __post_init__(self) -> None:
         if self.counts.dim() != 1 or (not self.counts.is_meta and bool((self.counts < 0).any())):
-            raise WireError(f"told: {self.counts.tolist()} are not images of each class; counts are not negative")
+            raise WireError(f"histogram: {self.counts.tolist()} are not images of each class; counts are not negative")
 
     @property
     def histogram(self) -> tuple[float, ...]:
@@ -68,17 +68,17 @@ class Histogram:
 
 @message(name="fedphd.told")
 class ReportedHistogram:
-    """The same at the client, so that its noise is drawn once."""
+    """The client's own copy of what it disclosed, so that its noise is drawn once."""
 
     counts: tuple[float, ...]
 
 
 @message(name="fedphd.choice")
 class EdgeChoice:
-    """The edges in the order in which a client would go to them."""
+    """The edges in the order of a client's preference."""
 
     edges: tuple[int, ...]
-    told: Histogram | None = None  # its histogram, where the answer that told it was lost
+    told: Histogram | None = None  # its histogram, where the answer to `enrol` was lost
 
     def __post_init__(self) -> None:
         if sorted(self.edges) != list(range(len(self.edges))) or not self.edges:
@@ -87,25 +87,10 @@ class EdgeChoice:
 
 @message(name="fedphd.update")
 class FedPhDUpdate:
-    """A client's model after local training; its weight follows from what it told at enrolment."""
+    """A client's model after local training; its weight follows from its disclosed histogram."""
 
     theta: Annotated[Model, by_weight]
     loss: float
-
-
-def homogeneity(counts: np.ndarray, q_u: np.ndarray) -> np.ndarray:
-    """mu = 2 - |q - q_u| (Eqs. 18, 20) of histograms along the last axis; of no images nothing is known, and q is taken as q_u."""
-    n = counts.sum(-1, keepdims=True)
-    q = np.divide(counts, n, out=np.broadcast_to(q_u, counts.shape).copy(), where=n > 0)
-    return 2 - np.linalg.norm(q - q_u, axis=-1)
-
-
-def chances(own: np.ndarray, edges: np.ndarray, a: float, b: float, q_u: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """P_n(e) of Eq. 25, for one client or several: edges as they would be with the client; alike when all are at nought."""
-    joined = edges + own[..., None, :]
-    wanted = np.maximum(0.0, a * homogeneity(joined, q_u) - joined.sum(-1) / scale + b)
-    total = wanted.sum(-1, keepdims=True)
-    return np.divide(wanted, total, out=np.full(wanted.shape, 1 / len(edges)), where=total > 0)
 
 
 def sparsifying(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
@@ -117,44 +102,34 @@ def sparsifying(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given
 
 @spec
 class FedPhD(Hierarchical, Discloses, name="fedphd"):
-    """Clients train at edges of their choice, edges meet in the cloud, and the network loses channels on the way."""
+    """Clients train at edges of their choice, the cloud averages the edges, and the network is pruned on the way."""
 
     local: Solver
     cohort: PositiveInt | Annotated[float, Field(gt=0, le=1)] | None = 0.2  # clients a round: a count, a fraction, or all
-    edges: PositiveInt = 2
+    edges: PositiveInt = 2  # N_e
     r_e: PositiveInt = 1  # rounds between aggregations at the edges
-    r_g: PositiveInt = 5  # and in the cloud
-    a: NonNegativeFloat = 15_000.0  # what homogeneity counts for, against images
-    b: float = 0.0
+    r_g: PositiveInt = 5  # rounds between aggregations in the cloud
+    a: NonNegativeFloat = 15_000.0  # the weight of homogeneity against images (Eqs. 21, 23, 25)
+    b: float = 0.0  # the offset in the same equations
     selection: Literal["homogeneity", "random"] = "homogeneity"
     weights: Literal["homogeneity", "size"] = "homogeneity"  # size: a = 0 in Eqs. 21 and 23
     normalised: bool = False  # images count as shares of all images, so that a and b have no unit
-    q_u: tuple[NonNegativeFloat, ...] | None = None  # the wanted distribution of labels; None: uniform
+    q_u: tuple[NonNegativeFloat, ...] | None = None  # the target distribution of labels; None: uniform
     histogram: Disclosure = Exact()
-    variant: Literal["sparse", "os", "none"] = (
-        "sparse"  # pruned by norm after sparse training, at random at the start, never
-    )
-    ratio: Annotated[float, Field(ge=0, lt=1)] = (
-        0.2  # of channels removed; 0.2 of them is 43 % of the CIFAR network's parameters
-    )
+    variant: Literal["sparse", "os", "none"] = "sparse"  # sparse training, then pruned by norm; one-shot, at random; never
+    ratio: Annotated[float, Field(ge=0, lt=1)] = 0.2  # of channels removed: 43 % of the CIFAR network's parameters
     R_s: PositiveInt = 50  # pruned at the first aggregation in the cloud from this round on
-    lambda_0: NonNegativeFloat = 1e-4
-    outages: tuple[tuple[int, int], ...] = ()  # (round, edge): edges that are silent, to try what happens then
+    lambda_0: NonNegativeFloat = 1e-4  # the strength of sparse training (Eq. 17)
+    outages: Outages = ()  # simulated: edges that do not answer in given rounds
 
     def __post_init__(self) -> None:
         if self.local.ema is not None:
             raise ValueError("local.ema: a per-step average would double the upload; use the recipe's `ema`")
         if self.r_g % self.r_e:
-            raise ValueError(
-                f"r_g={self.r_g} is not a multiple of r_e={self.r_e}: edges would bring half a period to the cloud"
-            )
+            raise ValueError(f"r_g={self.r_g} is not a multiple of r_e={self.r_e}: a cycle would end between aggregations")
         if self.q_u is not None and abs(sum(self.q_u) - 1) > 1e-6:
             raise ValueError(f"q_u={list(self.q_u)} adds up to {sum(self.q_u):g}; a distribution adds up to 1")
-        for r, e in self.outages:
-            if not (r >= 1 and 0 <= e < self.edges):
-                raise ValueError(f"outages: there is no round {r} with an edge {e}; rounds count from 1, edges from 0")
-            if not self._reached(r):
-                raise ValueError(f"outages: no edge is left in round {r}; leave one")
+        validate_outages(self.outages, self.edges)
 
     def ready(self, clients: int) -> None:
         if isinstance(self.cohort, int) and self.cohort > clients:
@@ -166,138 +141,151 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         if self.variant == "os":
             model = prune(model, self.ratio, "random", fed.workbench.stream("prune"))
         elif self.variant == "sparse":
-            cut(model.arch, self.ratio)  # a network that cannot be pruned is refused here
+            cut(model.arch, self.ratio)  # refuses a network that cannot be pruned
         return FedPhDServer(model, pruned=self.variant != "sparse", phase=ENROL)
 
-    def round(self, server: FedPhDServer, fed: Federation) -> Server:
+    def round(self, server: Server, fed: Federation) -> Server:
+        assert isinstance(server, FedPhDServer)
         if server.phase == ENROL:
-            told = {n: answer.histogram for n, answer in fed.ask(self.enrol, fed.clients)}
-            classes = len(next(iter(told.values())))  # of the data: a network may have more
-            if self.q_u is not None and len(self.q_u) != classes:
-                raise RecipeError(
-                    f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each"
-                )
-            return dataclasses.replace(server, told=told, edges=self._empty(classes), phase=FEDERATE)
+            return self._enrol_all(server, fed)
         r = fed.federated + 1
-        edges, here = list(server.edges), self._reached(r)
-        for e in here:
-            if edges[e].theta is None:  # the first round of a cycle, or the first after an outage
-                edges[e] = dataclasses.replace(edges[e], theta=fed.carry("down", e, server.model))
-        cohort = fed.sample(self.cohort)
-        server, at = self._chosen(server, fed, cohort, here)
-        self._train(server, fed, edges, at)
+        reachable = reachable_edges(self.outages, self.edges, r)
+        edges = self._send_to_edges(server, fed, reachable)
+        S = fed.sample(self.cohort)
+        server, edge_of = self._select_edges(server, fed, S, reachable)
+        edges = self._train_at_edges(server, fed, edges, edge_of)
         if r % self.r_e == 0:
-            for e in here:
-                edges[e] = self._aggregated(edges[e])
-        n_e, mu_e = [sum(edge.counts) for edge in edges], [self._mu(edge.counts) for edge in edges]
-        fed.note(edges={str(n): e for n, e in at.items()}, n_e=n_e, mu_e=mu_e)
+            edges = [self._aggregate_at_edge(edge) if e in reachable else edge for e, edge in enumerate(edges)]
+        self._note(fed, edges, edge_of)
         if r % self.r_g:
             return dataclasses.replace(server, edges=tuple(edges))
-        return self._in_the_cloud(server, fed, r, {e: edges[e] for e in here if edges[e].trained})
+        theta = self._aggregate_in_cloud(server, fed, {e: edges[e] for e in reachable if edges[e].trained})
+        pruned = server.pruned
+        if not pruned and r >= self.R_s:
+            theta, pruned = prune(theta, self.ratio, "norm", fed.workbench.stream("prune")), True
+            fed.note(pruned_to=theta.params.numel)
+        classes = len(server.edges[0].counts)
+        return FedPhDServer(theta, edges=self._empty_edges(classes), told=server.told, pruned=pruned)
 
-    def _chosen(
-        self, server: FedPhDServer, fed: Federation, cohort: Sequence[int], here: Sequence[int]
+    def _enrol_all(self, server: FedPhDServer, fed: Federation) -> FedPhDServer:
+        """Collect the histograms q_n of all clients."""
+        histograms = {n: answer.histogram for n, answer in fed.ask(self.enrol, fed.clients)}
+        classes = len(next(iter(histograms.values())))  # of the data; a network may have more
+        if self.q_u is not None and len(self.q_u) != classes:
+            raise RecipeError(f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each")
+        return dataclasses.replace(server, told=histograms, edges=self._empty_edges(classes), phase=FEDERATE)
+
+    def _send_to_edges(self, server: FedPhDServer, fed: Federation, reachable: Sequence[int]) -> list[Edge]:
+        """The edges, with theta sent to those that lack it: at the start of a cycle, or after an outage."""
+        edges = list(server.edges)
+        for e in reachable:
+            if edges[e].theta is None:
+                edges[e] = dataclasses.replace(edges[e], theta=fed.carry("down", e, server.model))
+        return edges
+
+    def _select_edges(
+        self, server: FedPhDServer, fed: Federation, S: Sequence[int], reachable: Sequence[int]
     ) -> tuple[FedPhDServer, dict[int, int]]:
-        """The edge that each client goes to: the one it chose or, where that is silent, its next-best."""
-        # one snapshot for all clients of the round: the published balance of load comes out only so
+        """Eq. 25: the edge of each client, its first choice among the reachable ones."""
+        # one snapshot of q_e for all clients of the round: only so does the published balance of load come out
         q = torch.tensor([edge.counts for edge in server.edges])
-        choices = dict(fed.ask(self.choose, cohort, q=q, scale=self._scale(server)))
+        choices = dict(fed.ask(self.choose, S, q=q, scale=self._scale(server)))
         late = {n: choice.told.histogram for n, choice in choices.items() if choice.told is not None}
-        at = {n: next((e for e in choice.edges if e in here), here[0]) for n, choice in choices.items()}
-        return dataclasses.replace(server, told=server.told | late), at
+        edge_of = {n: next((e for e in choice.edges if e in reachable), reachable[0]) for n, choice in choices.items()}
+        return dataclasses.replace(server, told=server.told | late), edge_of
 
-    def _train(self, server: FedPhDServer, fed: Federation, edges: list[Edge], at: Mapping[int, int]) -> None:
-        """Local training at the edges' models; what comes back waits, in a weighted mean, for the edge to aggregate."""
-        sparse = not server.pruned
-        orders = {e: {"theta": edges[e].theta, "sparse": sparse} for e in set(at.values())}
-        w = {n: self._weight(server.told[n], self._scale(server)) for n in at}
-        weighed = {at[n] for n in at if w[n]}
-        w = {n: w[n] if at[n] in weighed else 1.0 for n in at}  # ReLU left nobody at this edge
-        waiting = {e: Reduced(SimpleNamespace(theta=edges[e].waiting), edges[e].weight) for e in orders if edges[e].weight}
-        trained = fed.mean(self.train, {n: orders[e] for n, e in at.items()}, weight=w, group=at, start=waiting)
-        for e, found in trained.items():
-            if not found.weight:  # nobody who went there answered
+    def _train_at_edges(
+        self, server: FedPhDServer, fed: Federation, edges: Sequence[Edge], edge_of: Mapping[int, int]
+    ) -> list[Edge]:
+        """Local training from theta_e, and the sums of Eqs. 19 and 23 over the clients that answered."""
+        arguments = {e: {"theta": edges[e].theta, "sparse": not server.pruned} for e in set(edge_of.values())}
+        w = {n: self._weight(server.told[n], self._scale(server)) for n in edge_of}
+        weighted = {edge_of[n] for n in edge_of if w[n]}
+        w = {n: w[n] if e in weighted else 1.0 for n, e in edge_of.items()}  # ReLU left no client at e: equal weights
+        waiting = {
+            e: Reduced(SimpleNamespace(theta=edges[e].waiting), edges[e].weight) for e in arguments if edges[e].weight
+        }
+        messages = {n: arguments[e] for n, e in edge_of.items()}
+        means = fed.mean(self.train, messages, weight=w, group=edge_of, start=waiting)
+        trained = list(edges)
+        for e, reduced in means.items():
+            if not reduced.weight:  # no client of this edge has answered since it last aggregated
                 continue
-            counts = np.sum([server.told[n] for n in found.heard], axis=0) + np.array(edges[e].waiting_counts or 0.0)
-            edges[e] = dataclasses.replace(
-                edges[e], waiting=found.value.theta, weight=found.weight, waiting_counts=tuple(counts.tolist())
+            counts = np.sum([server.told[n] for n in reduced.heard], axis=0) + np.array(edges[e].waiting_counts or 0.0)
+            trained[e] = dataclasses.replace(
+                edges[e], waiting=reduced.value.theta, weight=reduced.weight, waiting_counts=tuple(counts.tolist())
             )
+        return trained
 
-    def _aggregated(self, edge: Edge) -> Edge:
-        """Eq. 19, on counts: q_e <- (n_e q_e + sum n_n q_n) / (n_e + sum n_n); and Eqs. 23 and 24."""
+    def _aggregate_at_edge(self, edge: Edge) -> Edge:
+        """Eqs. 23 and 24, and Eq. 19 on counts: q_e <- (n_e q_e + sum n_n q_n) / (n_e + sum n_n)."""
         if edge.waiting is None:
             return edge
         counts = tuple(x + y for x, y in zip(edge.counts, edge.waiting_counts))
         return Edge(counts, theta=edge.waiting, trained=True)
 
-    def _in_the_cloud(self, server: FedPhDServer, fed: Federation, r: int, edges: Mapping[int, Edge]) -> FedPhDServer:
-        """Eqs. 21 and 22; then pruning, when its time has come; then every edge starts reset_for."""
-        theta, pruned = server.model, server.pruned
+    def _aggregate_in_cloud(self, server: FedPhDServer, fed: Federation, edges: Mapping[int, Edge]) -> Model:
+        """Eqs. 21 and 22."""
         w = {e: self._weight(edge.counts, self._scale(server)) for e, edge in edges.items()}
-        alike = not any(w.values())
-        brought = {e: edge.theta for e, edge in edges.items() if alike or w[e]}
-        if brought:  # nobody may have trained where everything was silent that did
-            theta = mean((fed.carry("up", e, theta_e), 1.0 if alike else w[e]) for e, theta_e in brought.items())
-        if not pruned and r >= self.R_s:
-            theta, pruned = prune(theta, self.ratio, "norm", fed.workbench.stream("prune")), True
-            fed.note(pruned_to=theta.params.numel)
-        return FedPhDServer(theta, edges=self._empty(len(server.edges[0].counts)), told=server.told, pruned=pruned)
+        if not any(w.values()):
+            w = dict.fromkeys(w, 1.0)  # ReLU left no edge: equal weights
+        models = {e: edge.theta for e, edge in edges.items() if w[e] and edge.theta is not None}
+        if not models:  # no reachable edge has trained
+            return server.model
+        return mean((fed.carry("up", e, theta_e), w[e]) for e, theta_e in models.items())
 
     @on_client
     def enrol(self, client: Client) -> Histogram:
-        # the same noise in whatever round it is asked for: an answer that was lost, or came late, cost its epsilon already
-        told = self.histogram.disclosed(client.data.histogram, client.lasting("histogram"))
-        client.state["told"] = ReportedHistogram(tuple(told))
-        return Histogram(torch.tensor(told))
+        # a stream of the client's, not of the round: a repeated answer discloses the same noise and costs no more epsilon
+        counts = self.histogram.disclosed(client.data.histogram, client.lasting("histogram"))
+        client.state["told"] = ReportedHistogram(tuple(counts))
+        return Histogram(torch.tensor(counts))
 
     @on_client
     def choose(self, client: Client, q: Tensor, scale: float) -> EdgeChoice:
         late = None if "told" in client.state else self.enrol(client)
         edges, own = q.cpu().numpy().astype(np.float64), np.array(client.state["told"].counts)
-        P = chances(own, edges, self.a, self.b, self._target(len(own)), scale)
+        P = edge_probabilities(own, edges, self.a, self.b, self._target(len(own)), scale)
         if self.selection == "random":
             P = np.full(len(edges), 1 / len(edges))
         rng = client.stream("edge").numpy()
-        first, lot = int(rng.choice(len(edges), p=P)), rng.random(len(edges))  # edges that are equally likely are drawn, too
-        return EdgeChoice(
-            (first, *sorted((e for e in range(len(edges)) if e != first), key=lambda e: (-P[e], lot[e]))), late
-        )
+        first, tie = int(rng.choice(len(edges), p=P)), rng.random(len(edges))  # equally likely edges follow at random
+        others = sorted((e for e in range(len(edges)) if e != first), key=lambda e: (-P[e], tie[e]))
+        return EdgeChoice((first, *others), late)
 
     @on_client
     def train(self, client: Client, theta: Model, sparse: bool) -> FedPhDUpdate:
         net = client.load(theta)
-        how: dict[str, Any] = {}
+        regulariser: dict[str, Any] = {}
         if sparse:
-            how = {"direction": sparsifying, "given": {"lambda_g": group_weights(theta.arch, self.lambda_0)}}
-        fit = client.fit(net, self.local, client.data, **how)
+            regulariser = {"direction": sparsifying, "given": {"lambda_g": group_weights(theta.arch, self.lambda_0)}}
+        fit = client.fit(net, self.local, client.data, **regulariser)
         return FedPhDUpdate(client.unload(net), fit.loss)
 
     def warnings(self, rounds: int) -> list[str]:
-        told = [f"outages: round {r} is after the last one, {rounds}" for r, _ in self.outages if r > rounds]
+        found = outage_warnings(self.outages, rounds)
         if rounds % self.r_g:
-            told.append(
-                f"the last {rounds % self.r_g} of {rounds} rounds never reach the cloud; make rounds a multiple of r_g"
-            )
+            left = rounds % self.r_g
+            found.append(f"the last {left} of {rounds} rounds never reach the cloud; make rounds a multiple of r_g")
         if self.variant == "sparse":
             at = -(-self.R_s // self.r_g) * self.r_g
             if at > rounds:
-                told.append(
-                    f"nothing is pruned: R_s={self.R_s} comes to round {at}, after the last one; lower R_s or raise rounds"
-                )
+                found.append(f"nothing is pruned: round {at} is after the last one, {rounds}; lower R_s or raise rounds")
             elif at != self.R_s:
-                told.append(f"R_s={self.R_s} is not a multiple of r_g={self.r_g}: the network is pruned in round {at}")
-        return told
+                found.append(f"R_s={self.R_s} is not a multiple of r_g={self.r_g}: the network is pruned in round {at}")
+        return found
 
-    def spent(self, server: FedPhDServer) -> dict[str, Any] | None:
+    def spent(self, server: Server) -> dict[str, Any] | None:
         charge = self.histogram.charge
         if charge is None:
             return None
         return {"histogram": {"mechanism": str(self.histogram), "epsilon": charge[0], "delta": charge[1], "times": 1}}
 
-    def _reached(self, r: int) -> list[int]:
-        return [e for e in range(self.edges) if (r, e) not in self.outages]
+    def _note(self, fed: Federation, edges: Sequence[Edge], edge_of: Mapping[int, int]) -> None:
+        mu_e = [float(homogeneity(np.array(edge.counts), self._target(len(edge.counts)))) for edge in edges]
+        fed.note(edges={str(n): e for n, e in edge_of.items()}, n_e=[sum(edge.counts) for edge in edges], mu_e=mu_e)
 
-    def _empty(self, classes: int) -> tuple[Edge, ...]:
+    def _empty_edges(self, classes: int) -> tuple[Edge, ...]:
         return (Edge((0.0,) * classes),) * self.edges
 
     def _target(self, classes: int) -> np.ndarray:
@@ -306,10 +294,6 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
     def _scale(self, server: FedPhDServer) -> float:
         return (sum(map(sum, server.told.values())) or 1.0) if self.normalised else 1.0
 
-    def _mu(self, counts: Sequence[float]) -> float:
-        return float(homogeneity(np.array(counts), self._target(len(counts))))
-
     def _weight(self, counts: Sequence[float], scale: float) -> float:
-        """ReLU(n + a mu + b), Eqs. 21 and 23."""
         a = self.a if self.weights == "homogeneity" else 0.0
-        return max(0.0, sum(counts) / scale + a * self._mu(counts) + self.b)
+        return aggregation_weight(counts, a, self.b, self._target(len(counts)), scale)

@@ -21,7 +21,7 @@ def proximal(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: G
 
 @spec
 class FedProx(FedAvg, name="fedprox"):
-    """FedAvg whose clients are held near the global model."""
+    """FedAvg with a penalty on the distance from the global model."""
 
     mu: NonNegativeFloat = 0.01
 

@@ -1,4 +1,4 @@
-"""LocalAug: FedDDPM's auxiliary images sent to the clients instead of kept at the server (Peng et al., 2025, section V)."""
+"""LocalAug: FedDDPM's auxiliary images go to the clients instead of the server (Peng et al., 2025, section V)."""
 
 import dataclasses
 
@@ -15,40 +15,41 @@ from effuse.core.spec import spec
 from effuse.core.workbench import Client
 
 SHARING = "sharing"
-SHARE = "share"  # its place in a client's state
+SHARE = "share"  # the key of a client's state that holds its share
 
 
 @message(name="localaug.share")
 class Share:
-    """What a client is sent of the auxiliary set: not whose model drew it, which is nobody's business."""
+    """A client's share of the auxiliary set. It does not disclose whose model drew an image."""
 
     pixels: Tensor  # uint8, N x C x H x W
-    labels: Tensor | None  # int64; None where the models know no classes
+    labels: Tensor | None  # int64; None where models are unconditional
 
 
 @spec
 class LocalAug(Synthesising, FedAvg, name="localaug"):
-    """FedAvg whose clients train on their own data and an equal share each of the auxiliary set, sent to them once."""
+    """FedAvg whose clients train on their own data and an equal share of the auxiliary set, sent once."""
 
-    def round(self, server: SynthesisServer, fed: Federation) -> Server:
+    def round(self, server: Server, fed: Federation) -> Server:
+        assert isinstance(server, SynthesisServer)
         if self.prepares(server):
             return self.prepare(server, fed, then=SHARING)
         if server.phase == SHARING:
             return self.shared(server, fed)
         S = fed.sample(self.cohort)
-        late = None if fed.has("share").issuperset(S) else self.split(server, fed)  # it goes with the model
+        late = None if fed.has("share").issuperset(S) else self.split(server, fed)  # sent with the model
         w = fed.mean(self.train, S, by=self.aggregate, model=server.model, share=None, once=late).value.model
         return dataclasses.replace(server, model=w)
 
     def shared(self, server: SynthesisServer, fed: Federation) -> Server:
-        """Every client its share."""
+        """Send every client its share."""
         for _ in fed.ask(self.keep, fed.clients, once=self.split(server, fed)):
             pass
         return dataclasses.replace(server, phase=FEDERATE)
 
     def split(self, server: SynthesisServer, fed: Federation) -> dict[int, dict[str, Share]]:
-        """A_i: an even split of A, shuffled, so that a client's share comes from all; the same in every round."""
-        A = server.auxiliary
+        """A_i: an even split of the shuffled A, the same in every round."""
+        A = server.A
         order = torch.from_numpy(fed.workbench.lasting("split").numpy().permutation(len(A)))
         labels = A.labels if server.model.arch.conditional else None
         parts = zip(fed.clients, order.tensor_split(len(fed.clients)))

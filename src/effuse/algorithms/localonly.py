@@ -1,4 +1,4 @@
-"""LocalOnly: each site alone, with the same total steps: is joining worth it?"""
+"""LocalOnly: every site trains alone with the same total of steps, to show what a federation gains."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from effuse.core.workbench import Client
 
 @message(name="localonly.progress")
 class Progress:
-    """All that a lone site tells."""
+    """All that a site reports: its loss and size."""
 
     weight: float
     loss: float
@@ -28,7 +28,7 @@ class LocalOnly(Personal):
 
     def round(self, server: Server, fed: Federation) -> Server:
         for _ in fed.ask(self.train, fed.clients, model=None, once={"model": server.model}):
-            pass  # a lone site tells how it gets on, and no more
+            pass  # replies hold nothing to aggregate
         return server
 
     @on_client
@@ -51,4 +51,6 @@ class LocalOnly(Personal):
         return self.own(client, model).holding(client.state["average"])
 
     def own(self, client: Client, model: Model | None) -> Model:
-        return client.state.get("model", model)
+        own: Model | None = client.state.get("model", model)
+        assert own is not None  # the first message brings one
+        return own

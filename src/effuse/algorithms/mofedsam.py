@@ -29,7 +29,7 @@ class MoFedSAMServer(Server):
 
 @message(name="mofedsam.update")
 class MoFedSAMUpdate:
-    """A client's model after local training; its mean gradient where the momentum is made of those."""
+    """A client's model after local training, and its mean gradient where the momentum is made of gradients."""
 
     y: Model
     gradient: Params | None
@@ -46,35 +46,35 @@ def blended(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Gi
 
 @spec
 class MoFedSAM(FedAvg, name="mofedsam"):
-    """Clients minimise the loss a step rho uphill, along with the federation's last direction; twice the gradient cost."""
+    """FedAvg with sharpness-aware local steps, blended with the last round's direction; twice the gradient cost."""
 
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.1
     rho: PositiveFloat = 0.1
     eta_g: PositiveFloat = 1.0
-    # under Adam an update divided by tau eta is no gradient and would swamp g, so the mean of raw gradients stands in for it
-    momentum: Literal["update", "gradients"] | None = (
-        None  # None: update under SGD, else gradients, which doubles the upload
-    )
+    # under Adam, an update divided by tau eta is no gradient and would swamp g; the mean of raw gradients replaces it
+    # None: update under SGD, else gradients, which doubles the upload
+    momentum: Literal["update", "gradients"] | None = None
 
     def ready(self, clients: int) -> None:
         super().ready(clients)
         if self.aggregate != Average():
             raise RecipeError(
-                f"algorithm.aggregate: {self.aggregate}, but {self.name} divides each update by its client's own steps, and takes "
-                "means; leave it out"
+                f"algorithm.aggregate: {self.aggregate}, but {self.name} divides each update by its client's own steps, "
+                "and takes means; leave it out"
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:
         return MoFedSAMServer(model, delta=model.params.zeros())
 
-    def round(self, server: MoFedSAMServer, fed: Federation) -> Server:
+    def round(self, server: Server, fed: Federation) -> Server:
+        assert isinstance(server, MoFedSAMServer)
         x, rate = server.model, fed.workbench.rate(self.local)
         y, delta = Mean[Model](), Mean[Params]()
         for _, u in fed.ask(self.train, fed.sample(self.cohort), x=x, delta=server.delta):
             y.add(u.y, u.weight)
             delta.add((x.params - u.y.params) / (u.steps * rate) if u.gradient is None else u.gradient, u.weight)
-            del u  # or it would live on while the next one is made
-        # an update is made of v, a gradient is g alone: mean v = alpha mean g + (1 - alpha) Delta
+            del u  # or it would stay in memory while the next one arrives
+        # an update contains v, a reported gradient only g: mean v = alpha mean g + (1 - alpha) Delta
         new = server.delta.lerp(delta.value, self.alpha) if self.averages_gradients else delta.value
         return MoFedSAMServer(y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g), delta=new)
 
@@ -94,6 +94,6 @@ class MoFedSAM(FedAvg, name="mofedsam"):
 
     @property
     def averages_gradients(self) -> bool:
-        # by how far it moved, a client's mean gradient is known under SGD alone, and not with momentum, which moves it further
+        # an update gives the mean gradient only under SGD without momentum
         rule = self.momentum or ("update" if isinstance(self.local, SGD) and not self.local.momentum else "gradients")
         return rule == "gradients"

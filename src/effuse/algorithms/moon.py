@@ -1,7 +1,7 @@
 """MOON: Li et al., 2021, Algorithm 1; for U-Nets as FedPhD compares with it, on the pooled bottleneck of a noisy image."""
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,26 +23,27 @@ from effuse.core.workbench import Client
 
 @message(name="moon.update")
 class MoonUpdate(Update):
-    """A client's model, and how well its features were told from those of its last one."""
+    """A client's model, and the contrastive loss of its features."""
 
-    contrast: Annotated[float | None, by_count]  # None at its first participation, which has no last one
+    contrast: Annotated[float | None, by_count]  # None at its first participation, without an earlier model
 
 
 def contrastive(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
     """l_sup + mu l_con; all three models see the same input: image, noise and time step."""
-    inputs = batch.task.inputs(batch)  # type: ignore[attr-defined]
+    task: Any = batch.task  # one that has inputs and a per-image error: denoise or classify
+    inputs = task.inputs(batch)
     output, z = net(*inputs, give="both")
     with torch.no_grad():
         z_glob = net(*inputs, give="features", params=given["glob"])
         z_prev = net(*inputs, give="features", params=given["prev"])
     near, far = (F.cosine_similarity(z.float(), other.float()) / given["T"] for other in (z_glob, z_prev))
     l_con = batch.mean(F.softplus(far - near))  # -log(e^near / (e^near + e^far))
-    return batch.mean(batch.task.error(output, batch)) + given["mu"] * l_con, l_con  # type: ignore[attr-defined]
+    return batch.mean(task.error(output, batch)) + given["mu"] * l_con, l_con
 
 
 @spec
 class Moon(FedAvg, Companions):
-    """FedAvg whose clients are drawn towards the global model's features and away from those of their own last model."""
+    """FedAvg with a contrastive loss: towards the global model's features, away from those of the client's last model."""
 
     frozen: ClassVar[int] = 2
 
@@ -58,7 +59,7 @@ class Moon(FedAvg, Companions):
 
     def round(self, server: Server, fed: Federation) -> Server:
         y = fed.mean(self.train, fed.sample(self.cohort), by=self.aggregate, model=server.model).value
-        if y.contrast is not None:  # at ln 2 the two similarities are equal, and nothing is told apart
+        if y.contrast is not None:  # at ln 2 the two similarities are equal
             fed.note(contrast_from_ln2=y.contrast - math.log(2))
         return Server(y.model)
 

@@ -43,17 +43,18 @@ def corrected(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: 
 
 @spec
 class Scaffold(FedAvg, name="scaffold"):
-    """FedAvg whose clients step along g - c_i + c, so that they drift less from each other; traffic is doubled."""
+    """FedAvg whose clients step along g - c_i + c, which reduces client drift; traffic is doubled."""
 
-    # "gradients" is the mean of the raw gradients over the steps; under plain SGD it equals II, which holds for that alone
+    # "gradients" is the mean of the raw gradients over the steps; II holds under plain SGD only, where both are equal
     option: Literal["I", "II", "gradients"] | None = None  # None: II under plain SGD, else gradients
     eta_g: PositiveFloat = 1.0
-    weights: Literal["size", "uniform"] = "uniform"  # as in the paper; c is always averaged so
+    weights: Literal["size", "uniform"] = "uniform"  # as in the paper; c is always averaged uniformly
 
     def setup(self, model: Model, fed: Federation) -> Server:
         return ScaffoldServer(model, c=model.params.zeros())
 
-    def round(self, server: ScaffoldServer, fed: Federation) -> Server:
+    def round(self, server: Server, fed: Federation) -> Server:
+        assert isinstance(server, ScaffoldServer)
         x, c, S = server.model, server.c, fed.sample(self.cohort)
         updates = fed.mean(self.train, S, by=self.aggregate, x=x, c=c)
         y, dc = updates.value.y, updates.value.dc
@@ -76,16 +77,17 @@ class Scaffold(FedAvg, name="scaffold"):
         if self.rule == "I":
             c_new = self.gradient_at(client, x)
         elif self.rule == "II":
-            # tau, the number of batches: neither epochs nor images
+            # steps is tau, the number of batches: neither epochs nor images
             c_new = c_i - c + (x.params - y.params) / (fit.steps * client.rate(self.local))
         else:
+            assert fit.gradient is not None  # as `report_gradient` says
             c_new = fit.gradient
         client.state["c_i"] = c_new
         return ScaffoldUpdate(y, c_new - c_i, self.weight(client), fit.loss)
 
     @property
     def rule(self) -> str:
-        """How c_i is renewed: the option, or the one that holds for the solver."""
+        """How c_i is updated: the chosen option, or the one that holds for the solver."""
         solver = self.local
         plain = isinstance(solver, SGD) and not solver.momentum and not solver.weight_decay and solver.clip is None
         return self.option or ("II" if plain else "gradients")

@@ -1,4 +1,4 @@
-"""Machines that are fast: which ones serve a recipe, and how many. Nothing else of this package is imported from outside."""
+"""Fast machines: which ones serve a recipe, and how many. Other packages import only these names."""
 
 from effuse.fast.speed import cpu_slots, keep, machine_for, machines_for, pick_speed
 

@@ -1,6 +1,7 @@
-"""Networks as a GPU wants them: their modules replaced by faster ones, names, parameters and mathematics kept."""
+"""Networks for a GPU: modules are replaced by faster ones with the same names, parameters and mathematics."""
 
 from collections.abc import Collection
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,9 +15,9 @@ from effuse.models.unet import DDPMUNet
 
 
 def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module:
-    """The network with its modules replaced, in place; names, parameters and mathematics stay.
+    """Replace the network's modules in place, and return it.
 
-    Dropout is keyed by a seed (see `dropout.py`). Of our `kernels`, "norm" and "attention" concern modules.
+    Dropout is keyed by a seed (see `dropout.py`). `kernels` may name "norm" and "attention"; other names are ignored here.
     """
     key_dropout(net)
     for module in net.modules():
@@ -25,12 +26,12 @@ def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module
         elif type(module) is nn.ConvTranspose2d:
             module.__class__ = AlignedConvTranspose2d
         if isinstance(module, (AlignedConv2d, AlignedConvTranspose2d)):
-            module.ours = "norm" in kernels
+            module.fused_bias = "norm" in kernels
     for module in net.modules():
         if isinstance(module, ConvNeXtUNet):
             convnext.adapt(module, kernels)
         elif isinstance(module, DDPMUNet):
-            from effuse.fast.adapt import unet  # needs diffusers, which such a network has imported already
+            from effuse.fast.adapt import unet  # needs diffusers, which such a network has already imported
 
             unet.adapt(module, kernels)
     if "norm" in kernels:
@@ -40,4 +41,4 @@ def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module
         for module in net.modules():
             if type(module) is nn.GroupNorm and module.affine:
                 module.__class__ = FusedGroupNorm
-    return net.to(memory_format=torch.channels_last)
+    return cast(Any, net).to(memory_format=torch.channels_last)  # the stubs of `to` omit memory_format

@@ -1,4 +1,4 @@
-"""On what kind of machines a run computes, and on how many."""
+"""The kind and the number of machines for a run."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,16 @@ from effuse.fast.graph.step import draws_inside
 from effuse.fast.layout import for_tensor_cores
 from effuse.machines.eager import Eager
 
-WORTH_COMPILING = 1_000_000  # training images: below that, a minute of compilation is not earned back
-SMALL = 20_000_000  # parameters up to which one client leaves a large GPU half idle
+WORTH_COMPILING = 1_000_000  # training images; for fewer, a minute of compilation costs more than it saves
+SMALL = 20_000_000  # parameters; one client with a smaller network leaves a large GPU half idle
 MOST_SLOTS = 5
 LARGE_SLOTS = 2  # of larger networks
-KEPT: list[Captured] = []  # of the last run: in a table of many short runs, recording would take longer than training
+# machines of the last run: in a table of many short runs, recording would take longer than training
+REUSABLE: list[Captured] = []
 
 
 def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
-    """The recipe's choice; `auto` records steps on a GPU, and compiles them where the run is long enough."""
+    """The recipe's choice. `auto` records steps on a GPU, and compiles them in long runs."""
     speed = recipe.speed
     if speed == "auto":
         images = recipe.rounds * sum(solver.images_on(size) for solver in recipe.algorithm.solvers())
@@ -31,7 +32,7 @@ def pick_speed(recipe: Recipe, device: torch.device, size: int) -> str:
 
 
 def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]:
-    """The machines of a run, one for each client that is at work at a time; they count on one meter."""
+    """The machines of a run, one for each client that may train at the same time. They share one meter."""
     speed = pick_speed(recipe, device, size)
     machines: list[Eager]
     if speed == "eager":
@@ -40,14 +41,14 @@ def machines_for(recipe: Recipe, device: torch.device, size: int) -> list[Eager]
             machines[0].threads = recipe.threads // len(machines)
     else:
         keep_compiled(device)
-        machines = _captured(recipe, device, speed == "compile")
+        machines = [*_captured(recipe, device, speed == "compile")]
     for machine in machines[1:]:
         machine.meter, machine.threads = machines[0].meter, machines[0].threads
     return machines
 
 
 def machine_for(recipe: Recipe, device: torch.device) -> Eager:
-    """The machine for looking at one model: on a GPU its evaluations are recorded, and not compiled, which would take a minute."""
+    """The machine to evaluate one model. On a GPU it records without compiling, which would take a minute."""
     if device.type != "cuda" or recipe.speed == "eager":
         return Eager(device)
     keep_compiled(device)
@@ -55,31 +56,31 @@ def machine_for(recipe: Recipe, device: torch.device) -> Eager:
 
 
 def keep(machines: Sequence[Eager]) -> None:
-    """Leave the machines of a run that is over, with their recordings, to the next run of this process."""
+    """Keep the machines of a finished run, with their recordings, for the next run of this process."""
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # a fit that was given up may have left steps in its queue
-    KEPT[:] = [machine for machine in machines if isinstance(machine, Captured)]
+        torch.cuda.synchronize()  # an interrupted fit may have left steps in the queue
+    REUSABLE[:] = [machine for machine in machines if isinstance(machine, Captured)]
 
 
 def _captured(recipe: Recipe, device: torch.device, compiled: bool) -> list[Captured]:
     kind = (device, compiled, recipe.reproducible)
-    left = [m for m in KEPT if (m.device, m.compiled, m.reproducible) == kind]
-    KEPT.clear()
-    machines = (left + [Captured(*kind) for _ in range(len(left), slots(recipe))])[: slots(recipe)]
+    reused = [m for m in REUSABLE if (m.device, m.compiled, m.reproducible) == kind]
+    REUSABLE.clear()
+    machines = (reused + [Captured(*kind) for _ in range(len(reused), slots(recipe))])[: slots(recipe)]
     for machine in machines:
         machine.reset_for(recipe.model)
     return machines
 
 
 def cpu_slots(recipe: Recipe) -> int:
-    """How many clients share the threads of a CPU: side by side they are faster than one after another on all threads."""
+    """How many clients share a CPU's threads. In parallel they are faster than in turn with all threads."""
     with torch.device("meta"):
         alone = recipe.speed == "eager" or draws_inside(recipe.model.build())
     return 1 if alone else min(recipe.clients, recipe.threads)
 
 
 def slots(recipe: Recipe) -> int:
-    """How many clients may share a GPU at a time (a trial decides); one where a step draws from torch's one default generator."""
+    """How many clients may share a GPU: one if steps draw from torch's default generator, which a process has only once."""
     with torch.device("meta"):
         net = for_tensor_cores(recipe.model.build())
     small = sum(p.numel() for p in net.parameters()) < SMALL

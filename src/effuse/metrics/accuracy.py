@@ -11,7 +11,7 @@ from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, generated, reference
 
 BATCH = 500
-TRUSTED = 0.95  # below this accuracy on real images a classifier's word on generated ones carries a warning
+TRUSTED = 0.95  # a classifier below this accuracy on real images causes a warning
 
 
 @spec
@@ -38,7 +38,7 @@ class Accuracy(Metric):
 
 @spec
 class ConditionalAccuracy(Metric):
-    """The share of conditional samples that a classifier trained on real images assigns to the label they were asked for."""
+    """The share of conditional samples that a classifier trained on real images assigns to their label."""
 
     n: PositiveInt = 500
     encoder: Encoder = Classifier()
@@ -65,11 +65,11 @@ class ConditionalAccuracy(Metric):
             "generated": self.n,
             "data": subject.data,
         }
-        return {"conditional_accuracy": Measurement(value, protocol, doubt(own))}
+        return {"conditional_accuracy": Measurement(value, protocol, accuracy_warning(own))}
 
 
 def require_labels(metric: Metric, labelled: bool) -> None:
-    """Refuse samples of which nobody knows what they should show."""
+    """Refuse samples without labels."""
     if not labelled:
         raise RecipeError(f"{metric.name}: the samples have no labels; use a class-conditional model")
 
@@ -80,8 +80,8 @@ def share_right(logits: Tensor | None, labels: Tensor) -> float:
     return float((logits.argmax(dim=1) == labels.cpu()).double().mean())
 
 
-def doubt(accuracy: float) -> str | None:
-    """What to say of a classifier's word on generated images, given how often it is right on real ones."""
+def accuracy_warning(accuracy: float) -> str | None:
+    """A warning if the classifier's accuracy on real images is too low to judge generated ones."""
     return None if accuracy >= TRUSTED else f"the classifier itself is right on {accuracy:.1%} of held-out real images only"
 
 

@@ -20,7 +20,7 @@ SERVER = (math.sqrt(3) - 1) / 2  # the largest eta L E of Lemma 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A problem's constants and the sizes of a run; steps that are left out are those of Theorem 1."""
+    """A problem's constants and a run's sizes. The default steps are those of Theorem 1."""
 
     L: float = 1.0
     sigma_l: float = 1.0
@@ -54,7 +54,7 @@ class Bound:
 
     @property
     def sampling(self) -> float:
-        """(N - n) / (2 n (N - 1)): what it costs that only n of N clients take part."""
+        """(N - n) / (2 n (N - 1)): the cost of sampling n of N clients."""
         return (self.N - self.n) / (2 * self.n * (self.N - 1)) if self.N > 1 else 0.0
 
     def constant(self, u: float | None = None) -> float:
@@ -86,7 +86,7 @@ class Bound:
                 raise RecipeError(f"{name}: a step of {step:.6g} is above the admissible {most:.6g}; lower it, or raise T")
 
     def noise(self) -> dict[str, float]:
-        """What one round adds to F at most, term by term: the right side of Eq. 18 without its gradients."""
+        """An upper bound on what one round adds to F, term by term: Eq. 18's right side without gradients."""
         (zeta, eta), L, K, E = self.steps, self.L, self.K, self.E
         spread = self.sigma_l**2 + 6 * K * self.sigma_g**2
         drawn = 9 * K**2 * L**2 * zeta**2 * spread + 3 * K * self.sigma_g**2
@@ -99,7 +99,7 @@ class Bound:
         }
 
     def descent(self, before: float, after: float) -> float:
-        """What a round takes from F at least, given E|grad F|^2 at w_t and at the aggregate: Eq. 18's gradients."""
+        """A lower bound on what one round removes from F: Eq. 18's terms with E|grad F|^2 at w_t and at the aggregate."""
         zeta, eta = self.steps
         return zeta * self.K * self.constant() * before + 0.5 * eta * self.E * after
 

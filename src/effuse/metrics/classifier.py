@@ -1,4 +1,4 @@
-"""An encoder of the data's own: a small convolutional classifier trained on the real training set."""
+"""An encoder for any data set: a small convolutional classifier, trained on the real training set."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ from effuse.core.spec import spec, text
 from effuse.core.workbench import SERVER
 from effuse.machines.eager import Eager
 from effuse.metrics.encoders import Encoder, Network
-from effuse.metrics.store import Key, Tensors, kept, once
+from effuse.metrics.store import Key, Tensors, cached, once
 from effuse.tasks.classify import Classify
 
 FEATURES = 64
@@ -69,21 +69,21 @@ class Classifier(Encoder):
     seed: int = 0
 
     def identity(self, subject: Subject) -> str:
-        # of the weights themselves: another device or release may end its training elsewhere
+        # a digest of the weights: training may end in others on another device or with another release
         return once(subject, ("digest", *self.key(subject)), lambda: Params(self.values(subject)).digest())
 
     def key(self, subject: Subject) -> Key:
-        """What it is trained from."""
+        """Everything that its training depends on."""
         return (subject.data, text(self), subject.train.digest)
 
     def values(self, subject: Subject) -> Tensors:
-        """Its weights, trained at their first use and kept between runs."""
+        """Its weights, trained at their first use and cached between runs."""
         key = self.key(subject)
         name = hashlib.sha256(repr(key).encode()).hexdigest()
         return once(
             subject,
             ("weights", *key),
-            lambda: kept(subject.cache, "classifier", (name,), lambda: self.trained(subject).state_dict()),
+            lambda: cached(subject.cache, "classifier", (name,), lambda: self.trained(subject).state_dict()),
         )
 
     def network(self, subject: Subject) -> Network:
@@ -103,11 +103,11 @@ class Classifier(Encoder):
             return Convnet(shape, self.width)
 
     def trained(self, subject: Subject) -> Convnet:
-        """Train from scratch; on one device, the result depends on the data and on this spec alone."""
+        """Train from scratch. On one device, the result depends only on the data and on this spec."""
         machine, task = Eager(subject.device), Classify()
         stream = Stream((self.seed, "classifier", "fit"))
         where = f"the classifier that measures {subject.data}"
-        # an evaluation may be running without gradients
+        # the caller may have disabled gradients
         with torch.inference_mode(False), torch.enable_grad():
             whole = Shard.whole(subject.train.to(subject.device))
             module = self.blank(subject.train.shape).to(subject.device)
@@ -115,6 +115,7 @@ class Classifier(Encoder):
             steps = max(self.steps, self.epochs * math.ceil(len(whole) / BATCH))
             for i, (share, lr) in enumerate(PHASES):
                 solver = AdamW(lr=lr, batch=BATCH, steps=max(1, round(share * steps)), weight_decay=0.02)
-                place = {"lr": lr, "stream": stream.child(i), "place": SERVER, "where": where}
-                machine.fit(net, Work(solver=solver, task=task, shard=whole, **place))
+                key = stream.child(i)
+                work = Work(solver=solver, task=task, shard=whole, lr=lr, stream=key, place=SERVER, where=where)
+                machine.fit(net, work)
         return module

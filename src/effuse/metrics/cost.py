@@ -1,4 +1,4 @@
-"""What a run costs: a network's parameters, multiply-accumulates and activations, counted on shapes; and its traffic by FedPhD's prices."""
+"""What a run costs: parameters, multiply-accumulates and activations, counted on shapes, and traffic by FedPhD's prices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,12 +15,12 @@ from effuse.core.task import Give
 from effuse.models.cut import Cuttable
 
 MIB = 2**20
-# what a MiB costs on its way to the cloud, ten away, and to an edge, one away (FedPhD, section V)
+# the price of a MiB to the cloud (distance 10) and to an edge (distance 1): FedPhD, section V
 TO_CLOUD, TO_EDGE = 0.2, 0.002
 
 
 def parameters(arch: Arch) -> dict[str, int]:
-    """How many parameters the network has in all, and in each of its parts."""
+    """The number of parameters in total and in each part."""
     counts = {"total": 0} | dict.fromkeys(arch.parts, 0)
     for name, p in arch.hollow_net().named_parameters():
         counts["total"] += p.numel()
@@ -30,12 +30,12 @@ def parameters(arch: Arch) -> dict[str, int]:
 
 
 def macs(arch: Arch, give: Give = "output") -> int:
-    """Multiply-accumulates of one image's forward pass, attention's products included; up to its features, if they are asked for."""
+    """Multiply-accumulates of one image's forward pass, including attention's products."""
     return sum(macs_by_operation(arch, give).values())
 
 
 def macs_by_operation(arch: Arch, give: Give = "output") -> dict[str, int]:
-    """The same by torch's operations, since published counts often leave attention's products (`bmm`) out."""
+    """The same for each torch operation: published counts often omit attention's products (`bmm`)."""
     net = arch.hollow_net()
     with FlopCounterMode(display=False) as counter:
         _forward(arch, net, give)
@@ -44,16 +44,18 @@ def macs_by_operation(arch: Arch, give: Give = "output") -> dict[str, int]:
 
 
 def layer_macs(arch: Arch, give: Give = "output") -> int:
-    """Multiply-accumulates as the pruning literature counts them, layer by layer: one addition for every biased output, two
-    operations for every normalised value, and nothing for attention's products, which no layer owns."""
+    """Multiply-accumulates as the pruning literature counts them, layer by layer.
+
+    A bias counts one operation for every output, a normalisation two for every value, and attention's products nothing.
+    """
     total = 0
 
     def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal total
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
-            across = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
-            places = across.numel() // across.shape[-1 if isinstance(module, nn.Linear) else 1]
-            total += places * module.weight.numel() + (output.numel() if module.bias is not None else 0)
+            grid = inputs[0] if isinstance(module, nn.ConvTranspose2d) else output
+            positions = grid.numel() // grid.shape[-1 if isinstance(module, nn.Linear) else 1]
+            total += positions * module.weight.numel() + (output.numel() if module.bias is not None else 0)
         elif isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._BatchNorm)):
             total += 2 * output.numel()
 
@@ -62,7 +64,7 @@ def layer_macs(arch: Arch, give: Give = "output") -> int:
 
 
 def activation_bytes(arch: Arch) -> int:
-    """An estimate of what one image's forward pass keeps for the backward pass: the outputs of all layers."""
+    """The bytes of all layers' outputs for one image: an estimate of what the forward pass keeps for the backward pass."""
     total = 0
 
     def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -74,9 +76,9 @@ def activation_bytes(arch: Arch) -> int:
 
 
 def costs(links: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, float]:
-    """Traffic weighted by distance, in MiB: as FedPhD counts it, and with every direction of every link.
+    """Traffic weighted by distance, in MiB: as FedPhD counts it, and with both directions of every link.
 
-    The paper counts clients' uploads alone, and, between edges and cloud, both directions.
+    The paper counts only clients' uploads, but both directions between edges and cloud.
     """
 
     def mib(link: str, *directions: str) -> float:
@@ -90,8 +92,10 @@ def costs(links: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, flo
 
 
 def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> dict[str, float]:
-    """What tables print of a network and its traffic: parameters in millions, costs weighted by distance; of a U-Net, which may have
-    been pruned on the way, also multiply-adds in billions, and those of frozen networks that every training image passes."""
+    """The figures for tables: parameters in millions and costs weighted by distance.
+
+    A network that can be pruned adds its multiply-adds in billions, and those of frozen companions for every training image.
+    """
     counted = {}
     if isinstance(model.arch, Cuttable):
         counted["gmacs"] = layer_macs(model.arch) / 1e9
@@ -100,12 +104,12 @@ def figures(model: Model, algorithm: Algorithm, costs: Mapping[str, float]) -> d
     return {"parameters_m": model.params.numel / 1e6, **counted, **{f"{name}_cost": c for name, c in costs.items()}}
 
 
-def _hooked(arch: Arch, look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None], give: Give = "output") -> None:
-    """Show every layer of a forward pass, with what goes in and what comes out."""
+def _hooked(arch: Arch, hook: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None], give: Give = "output") -> None:
+    """Run a forward pass and call the hook for every layer, with its inputs and its output."""
     net = arch.hollow_net()
     for module in net.modules():
         if not any(module.children()):
-            module.register_forward_hook(look)
+            module.register_forward_hook(hook)
     _forward(arch, net, give)
 
 

@@ -1,7 +1,7 @@
-"""The plain formulas behind the fidelity metrics, in float64, on features and probabilities.
+"""The formulas of the fidelity metrics, in float64, on features and probabilities.
 
-torchmetrics computes FID, KID and IS as well and is their oracle in the tests; but it takes no cached reference moments,
-needs sets of equal size for KID, and shuffles with torch's global generator.
+The tests compare them with torchmetrics. That library takes no cached reference moments, needs sets of equal size for KID,
+and shuffles with torch's global generator.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from effuse.core.rng import Stream
 
-BLOCK = 2000  # rows compared at a time, so that memory does not grow with the square of the set
+BLOCK = 2000  # rows compared at a time, so that memory grows linearly with the set
 
 
 class Moments(NamedTuple):
-    """The Gaussian that a Fréchet distance sees."""
+    """The Gaussian that a Fréchet distance compares."""
 
     mean: Tensor
     covariance: Tensor
@@ -41,11 +41,11 @@ def frechet(a: Moments, b: Moments) -> float:
     (spectrum,) = solved(torch.linalg.eigvalsh, (inner + inner.T) / 2)
     cross = spectrum.clamp(min=0).sqrt().sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * cross
-    return max(0.0, float(distance))  # rounding may leave a hair below zero
+    return max(0.0, float(distance))  # rounding may give a tiny negative value
 
 
 def solved(solver: Callable[[Tensor], Any], matrix: Tensor) -> tuple[Tensor, ...]:
-    """What a solver finds for a matrix; where a GPU's gives up, as it may on a singular one, a CPU's."""
+    """A solver's result for a matrix. A GPU's may fail on a singular one, and then a CPU's is used."""
     try:
         found = solver(matrix)
     except torch.linalg.LinAlgError:
@@ -77,7 +77,7 @@ def precision_recall(generated: Tensor, real: Tensor, k: int) -> tuple[float, fl
 
 
 def _distances(x: Tensor, y: Tensor) -> Tensor:
-    # by matrix product in float64: exact enough, and many times faster than pair by pair
+    # by a matrix product in float64: accurate enough, and much faster than pair by pair
     squares = x.square().sum(dim=1)[:, None] + y.square().sum(dim=1) - 2 * (x @ y.T)
     return squares.clamp(min=0).sqrt()
 
@@ -94,7 +94,7 @@ def _covered(x: Tensor, centres: Tensor, radii: Tensor) -> float:
 
 def inception_scores(logits: Tensor, splits: int) -> Tensor:
     """exp of the mean divergence of p(y|x) from p(y), for each split of the images."""
-    # conditional samples come in some order of their classes: shuffled, every split has all of them
+    # conditional samples are ordered by class; shuffled, every split has all classes
     order = torch.from_numpy(Stream(("inception score",)).numpy().permutation(len(logits)))
     log_p = logits[order].double().log_softmax(dim=1)
     scores = []

@@ -23,20 +23,20 @@ class Diversity(Metric):
 
     def ready(self, outlook: Outlook) -> None:
         require_labels(self, outlook.conditional)
-        if self.n <= outlook.classes:  # labels are drawn in turn
+        if self.n <= outlook.classes:  # labels cycle through the classes
             raise RecipeError(f"diversity: {self.n} samples of {outlook.classes} classes have no two of one class; raise n")
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
-        made, real = subject.samples(self.n), subject.real(self.split)
-        require_labels(self, made.labels is not None)
-        assert made.labels is not None
-        made_flat = stored(made.pixels, clipped=False).flatten(1)
+        drawn, real = subject.samples(self.n), subject.real(self.split)
+        require_labels(self, drawn.labels is not None)
+        assert drawn.labels is not None
+        drawn_flat = stored(drawn.pixels, clipped=False).flatten(1)
         real_flat = stored(real.floats(real.images.cpu()), clipped=False).flatten(1)
         ratios: list[float] = []
         for label in range(len(real.classes)):
-            ours, theirs = _spread(made_flat, made.labels, label), _spread(real_flat, real.labels, label)
-            if ours is not None and theirs:  # identical real images leave nothing to compare with
-                ratios.append(ours / theirs)
+            spread, real_spread = _spread(drawn_flat, drawn.labels, label), _spread(real_flat, real.labels, label)
+            if spread is not None and real_spread:  # identical real images have no spread to compare with
+                ratios.append(spread / real_spread)
         if not ratios:
             raise RecipeError(f"diversity: no class has two generated and two real images; raise n ({self.n})")
         protocol: Protocol = {

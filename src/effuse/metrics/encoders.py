@@ -1,10 +1,10 @@
-"""Encoders: what turns images into the features that a distance is measured in."""
+"""Encoders: networks that turn images into the features in which distances are measured."""
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,10 @@ from effuse.core.errors import DataError, MissingError, TrainingError
 from effuse.core.metric import Protocol, Subject
 from effuse.core.rng import Stream
 from effuse.core.spec import Spec, spec, text
-from effuse.metrics.store import Key, kept, once
+from effuse.metrics.store import Key, cached, once
 from effuse.models import inception
 
-SENT = 5000  # images that go to the device together: each transfer waits for all that it still has to do
+SENT = 5000  # images in a transfer to the device, which waits for all work queued there
 
 
 class Encoding(NamedTuple):
@@ -42,10 +42,10 @@ class Encoder(Spec, ABC):
     preprocessing: ClassVar[str]  # what happens to a stored image before the network, for the protocol
     has_head: ClassVar[bool]  # whether it also gives class logits
     batch: ClassVar[int] = 100
-    revision: ClassVar[int] = 1  # of how we compute it, for features that were kept
+    revision: ClassVar[int] = 1  # of the computation, so that cached features of an earlier one are not used
 
     def ready(self) -> None:
-        """Refuse now what would be missing later."""
+        """Refuse before computing if a file is missing."""
 
     @abstractmethod
     def identity(self, subject: Subject) -> str:
@@ -56,7 +56,7 @@ class Encoder(Spec, ABC):
         """The network on the subject's device, ready to use."""
 
     def protocol(self, subject: Subject) -> Protocol:
-        """What every number that is measured on its features must say of it."""
+        """The entries that describe this encoder in the protocol of a number."""
         return {"encoder": text(self), "weights": self.identity(subject)[:16], "preprocessing": self.preprocessing}
 
     def encode(self, images: Tensor, subject: Subject) -> Encoding:
@@ -82,7 +82,7 @@ class Inception(Encoder):
     revision: ClassVar[int] = 2  # BatchNorm folded into the convolutions
 
     def ready(self) -> None:
-        inception.present(self.weights)
+        inception.require_weights(self.weights)
 
     def identity(self, subject: Subject) -> str:
         return once(subject, ("inception weights",), lambda: inception.weights_digest(self.weights))
@@ -93,15 +93,16 @@ class Inception(Encoder):
         if not root:
             raise MissingError(
                 "the Inception weights for FID are looked for as EFFUSE_DATA/inception_fid.safetensors, and EFFUSE_DATA is "
-                "not set; point it at the folder that holds them (docs/runs.md says how to get them), or use another encoder in the "
-                "metric or in the algorithm's own test: encoder=classifier() or encoder=pixels()"
+                "not set; point it at the folder that holds them (docs/runs.md says how to get them), or use another "
+                "encoder in the metric or in the algorithm's own test: encoder=classifier() or encoder=pixels()"
             )
         return Path(root) / "inception_fid.safetensors"
 
     def network(self, subject: Subject) -> Network:
-        # tensor cores want channels last; a CPU's convolutions do as well without
+        # tensor cores need channels last; a CPU gains nothing from it
         layout = torch.channels_last if subject.device.type == "cuda" else torch.contiguous_format
-        net = inception.load(self.weights).to(subject.device, memory_format=layout)
+        net = inception.load(self.weights)
+        cast(Any, net).to(subject.device, memory_format=layout)  # the stubs of `to` omit memory_format
         return lambda images: (net(inception.prepared(images).contiguous(memory_format=layout)), None)
 
 
@@ -126,7 +127,7 @@ class Pixels(Encoder):
 
 
 def stored(pixels: Tensor, clipped: bool) -> Tensor:
-    """Images in [-1, 1] as uint8; `clipped` writes them unscaled, so that all below mid-grey is black (FedDiffuse)."""
+    """Images in [-1, 1] as uint8. `clipped` does not rescale them: values below mid-grey become black (FedDiffuse)."""
     if not pixels.isfinite().all():
         raise TrainingError("the generated images are not all numbers: the model has diverged; lower its learning rate")
     scaled = pixels.clamp(0.0, 1.0) * 255.0 if clipped else (pixels.clamp(-1.0, 1.0) + 1.0) * 127.5
@@ -144,21 +145,21 @@ def generated(subject: Subject, encoder: Encoder, n: int, clipped: bool = False)
 
 
 def reference_rows(subject: Subject, split: Split, count: int | None, skip: int = 0) -> Tensor:
-    """The real images to compare with: all, or a fixed random choice after `skip` others, since a set may be sorted by class."""
-    there = len(subject.real(split)) - skip
-    if (count or 0) > there:
+    """The real images to compare with: all, or a fixed random choice after `skip` others (a set may be sorted by class)."""
+    available = len(subject.real(split)) - skip
+    if (count or 0) > available:
         raise DataError(
-            f"reference={count}, but the {split} split of {subject.data} has {there} images"
+            f"reference={count}, but the {split} split of {subject.data} has {available} images"
             + (f" beside the {skip} skipped; lower either" if skip else "; lower it or drop it")
         )
-    chosen = Stream(("reference", split)).numpy().permutation(there + skip)[skip:][:count]
+    chosen = Stream(("reference", split)).numpy().permutation(available + skip)[skip:][:count]
     return torch.from_numpy(chosen).sort().values
 
 
 def reference(
     subject: Subject, encoder: Encoder, split: Split, count: int | None = None, clipped: bool = False, skip: int = 0
 ) -> Encoding:
-    """Features of real images, kept on disk between evaluations and runs."""
+    """Features of real images, cached on disk between evaluations and runs."""
 
     def compute() -> dict[str, Tensor]:
         dataset, rows = subject.real(split), reference_rows(subject, split, count, skip)
@@ -168,7 +169,7 @@ def reference(
         return {"features": features} if logits is None else {"features": features, "logits": logits}
 
     key = reference_key(subject, encoder, split, count, clipped, skip)
-    held = once(subject, ("reference", *key), lambda: kept(subject.cache, "features", key, compute))
+    held = once(subject, ("reference", *key), lambda: cached(subject.cache, "features", key, compute))
     return Encoding(held["features"], held.get("logits"))
 
 

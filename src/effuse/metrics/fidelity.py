@@ -14,7 +14,7 @@ from effuse.core.spec import spec
 from effuse.metrics import distances
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, Inception, generated, reference, reference_key, reference_rows
-from effuse.metrics.store import kept, once
+from effuse.metrics.store import cached, once
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
 
@@ -26,9 +26,9 @@ class Fidelity(Metric, ABC):
     n: AtLeastTwo = 5000  # generated images
     encoder: Encoder = Inception()
     split: Split = "test"  # where the real images come from
-    reference: AtLeastTwo | None = None  # how many of them; None for all
-    skip: NonNegativeInt = 0  # so many of them first, in their fixed random order: those that another figure has seen
-    clipped: bool = False  # write images as FedDiffuse does, all below mid-grey black
+    reference: AtLeastTwo | None = None  # the number of real images; None for all
+    skip: NonNegativeInt = 0  # real images left out, in a fixed random order: for instance those that tuning used
+    clipped: bool = False  # store images as FedDiffuse does, with values below mid-grey black
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -38,36 +38,36 @@ class Fidelity(Metric, ABC):
         if self._fitting(outlook) is not self:
             split = f"the {self.split} split has {outlook.real[self.split]} images"
             wanted = f"skip={self.skip} and reference={self.reference}" if self.skip else f"reference={self.reference}"
-            listed = outlook.metrics or (self,)  # the key is set as a whole, so all of them are named
+            listed = outlook.metrics or (self,)  # `--set` replaces the whole list, so the remedy names all metrics
             fitting = ", ".join(str(m._fitting(outlook) if isinstance(m, Fidelity) else m) for m in listed).replace("'", '"')
             lower = f"lower {'either' if self.skip else 'it'}: --set 'evaluate.metrics=[{fitting}]'"
             raise RecipeError(f"{self.name}: {wanted}, but {split}; {lower}")
         self.encoder.ready()
 
     def _fitting(self, outlook: Outlook) -> "Fidelity":
-        """This metric with no more real images than there are."""
-        there = outlook.real[self.split] - self.skip
-        if (self.reference or min(self.skip, 2)) <= there:
+        """This metric with no more real images than the split has."""
+        available = outlook.real[self.split] - self.skip
+        if (self.reference or min(self.skip, 2)) <= available:
             return self
-        return dataclasses.replace(self, **({"reference": there} if there >= 2 else {"reference": None, "skip": 0}))
+        return dataclasses.replace(self, **({"reference": available} if available >= 2 else {"reference": None, "skip": 0}))
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
-        # where the networks are: in float64, a GPU is done in a fraction of a second, and two threads of a CPU in minutes
-        made = generated(subject, self.encoder, self.n, self.clipped).features.to(subject.device)
-        there = len(reference_rows(subject, self.split, self.reference, self.skip))
-        return self.compare(made, self.protocol(subject) | {"features": made.shape[1], "reference": there}, subject)
+        # float64 products of 2048 dimensions take minutes on two CPU threads, so they run on the networks' device
+        drawn = generated(subject, self.encoder, self.n, self.clipped).features.to(subject.device)
+        count = len(reference_rows(subject, self.split, self.reference, self.skip))
+        return self.compare(drawn, self.protocol(subject) | {"features": drawn.shape[1], "reference": count}, subject)
 
     @abstractmethod
-    def compare(self, made: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+    def compare(self, drawn: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
         """The numbers, given the features of generated images."""
 
-    def real(self, subject: Subject) -> Tensor:
+    def real_features(self, subject: Subject) -> Tensor:
         """The features of real images."""
         found = reference(subject, self.encoder, self.split, self.reference, self.clipped, self.skip)
         return found.features.to(subject.device)
 
     def key(self, name: str) -> str:
-        """The number's name, which tells what makes it incomparable with the usual one."""
+        """The number's name, with a suffix where it is not comparable with the usual one."""
         encoder = "" if isinstance(self.encoder, Inception) else f"_{self.encoder.name}"
         return name + encoder + ("_clipped" if self.clipped else "")
 
@@ -86,22 +86,24 @@ class Fidelity(Metric, ABC):
 class FID(Fidelity, name="fid"):
     """Fréchet distance of the features' Gaussians (Heusel et al., 2017)."""
 
-    def compare(self, made: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
-        value = distances.frechet(distances.moments(made), self._real_moments(subject))
-        fewest, dim = min(len(made), int(protocol["reference"])), made.shape[1]  # type: ignore[arg-type]
+    def compare(self, drawn: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        value = distances.frechet(distances.moments(drawn), self._real_moments(subject))
+        reference = protocol["reference"]
+        assert isinstance(reference, int)  # the number of real images
+        fewest, dim = min(len(drawn), reference), drawn.shape[1]
         warning = None
         if fewest <= dim:
             warning = f"{fewest} samples for {dim} dimensions: the covariance is singular and the distance too large"
         return {self.key("fid"): Measurement(value, protocol, warning)}
 
     def _real_moments(self, subject: Subject) -> distances.Moments:
-        # with these at hand, the features of 50,000 images need neither be computed nor read
+        # cached moments save computing or reading the features of up to 50,000 images
         key = reference_key(subject, self.encoder, self.split, self.reference, self.clipped, self.skip)
 
         def compute() -> dict[str, Tensor]:
-            return distances.moments(self.real(subject))._asdict()
+            return distances.moments(self.real_features(subject))._asdict()
 
-        held = once(subject, ("moments", *key), lambda: kept(subject.cache, "moments", key, compute))
+        held = once(subject, ("moments", *key), lambda: cached(subject.cache, "moments", key, compute))
         return distances.Moments(held["mean"].to(subject.device), held["covariance"].to(subject.device))
 
 
@@ -109,8 +111,9 @@ class FID(Fidelity, name="fid"):
 class KID(Fidelity, name="kid"):
     """Unbiased squared MMD under a cubic kernel (Bińkowski et al., 2018), over all pairs instead of random subsets."""
 
-    def compare(self, made: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
-        return {self.key("kid"): Measurement(distances.kernel_distance(made, self.real(subject)), protocol)}
+    def compare(self, drawn: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        value = distances.kernel_distance(drawn, self.real_features(subject))
+        return {self.key("kid"): Measurement(value, protocol)}
 
 
 @spec
@@ -132,17 +135,17 @@ class PrecisionRecall(Fidelity):
         if fewest <= self.k:
             raise RecipeError(f"precision_recall: {fewest} images have no {self.k} neighbours each; raise n or lower k")
 
-    def compare(self, made: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
-        real = self.real(subject)
+    def compare(self, drawn: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        real = self.real_features(subject)
         self._require_neighbours(len(real))
-        precision, recall = distances.precision_recall(made, real, self.k)
+        precision, recall = distances.precision_recall(drawn, real, self.k)
         protocol = protocol | {"k": self.k}
         return {self.key("precision"): Measurement(precision, protocol), self.key("recall"): Measurement(recall, protocol)}
 
 
 @spec
 class InceptionScore(Metric):
-    """Inception Score (Salimans et al., 2016): images that are each of one class, and together of all."""
+    """Inception Score (Salimans et al., 2016): high if every image has one clear class and the classes are even."""
 
     n: AtLeastTwo = 5000
     encoder: Encoder = Classifier()

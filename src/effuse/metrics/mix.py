@@ -1,4 +1,4 @@
-"""The mix of classes: whether a model draws all of them as often as they are."""
+"""The mix of classes: whether a model draws each class as often as the data has it."""
 
 import math
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
 from effuse.core.spec import spec
-from effuse.metrics.accuracy import doubt, share_right
+from effuse.metrics.accuracy import accuracy_warning, share_right
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.encoders import Encoder, generated, reference
 
 
 @spec
 class ClassMix(Metric):
-    """The share of samples that would have to show another class for the mix to be that of real images, as a classifier sees both."""
+    """The total variation distance of the classes that a classifier finds in samples and in real images."""
 
     n: PositiveInt = 1000
     encoder: Encoder = Classifier()
@@ -28,20 +28,22 @@ class ClassMix(Metric):
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
         names, real = subject.test.classes, reference(subject, self.encoder, "test").logits
-        ours, theirs = (_shares(some, len(names)) for some in (generated(subject, self.encoder, self.n).logits, real))
+        drawn = _shares(generated(subject, self.encoder, self.n).logits, len(names))
+        wanted = _shares(real, len(names))
         own = share_right(real, subject.test.labels)
         protocol: Protocol = {
             **self.encoder.protocol(subject),
             "classifier_accuracy": own,
-            "by_chance": _by_chance(theirs, self.n),  # what as many real images would show, on average
-            "shares": _listed(names, ours),
-            "real_shares": _listed(names, theirs),
+            "by_chance": _by_chance(wanted, self.n),  # the expected value for as many real images
+            "shares": _listed(names, drawn),
+            "real_shares": _listed(names, wanted),
             "generated": self.n,
             "reference": len(subject.test),
             "split": "test",
             "data": subject.data,
         }
-        return {"class_mix": Measurement(sum(abs(p - q) for p, q in zip(ours, theirs)) / 2, protocol, doubt(own))}
+        value = sum(abs(p - q) for p, q in zip(drawn, wanted)) / 2
+        return {"class_mix": Measurement(value, protocol, accuracy_warning(own))}
 
 
 def _shares(logits: Tensor | None, classes: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What is worth computing once: tensors kept on disk between runs, values kept in memory within an evaluation."""
+"""Caches: tensors on disk between runs, and values in memory within an evaluation."""
 
 import contextlib
 import hashlib
@@ -26,11 +26,11 @@ def once(subject: Subject, key: Key, compute: Callable[[], T]) -> T:
     return subject.memo[place]
 
 
-def kept(folder: Path | None, kind: str, key: Key, compute: Callable[[], Tensors]) -> Tensors:
-    """Tensors from a file named after everything they depend on, computed and written when there is none.
+def cached(folder: Path | None, kind: str, key: Key, compute: Callable[[], Tensors]) -> Tensors:
+    """Tensors from a file named after everything they depend on; computed and written at their first use.
 
-    One process computes and others wait for it: those that share out a table must measure by the same classifier, whose training
-    need not end in the same bits twice.
+    One process computes and the others wait: all processes of a table must use the same trained classifier, and training
+    it twice may give different bits.
     """
     if folder is None:
         return compute()
@@ -48,6 +48,6 @@ def kept(folder: Path | None, kind: str, key: Key, compute: Callable[[], Tensors
 
 
 def _read(path: Path) -> Tensors | None:
-    with contextlib.suppress(FileNotFoundError, SafetensorError):  # a damaged file is worth no more than a missing one
+    with contextlib.suppress(FileNotFoundError, SafetensorError):  # a damaged file counts as missing
         return safetensors.torch.load_file(path)
     return None

@@ -26,7 +26,7 @@ class ConvnextUnet(Arch):
     """A U-Net of ConvNeXt blocks with linear attention; its base width is the image side unless `dim` says otherwise."""
 
     featured: ClassVar[bool] = True
-    uncut: ClassVar[tuple[str, ...]] = ("tail.1", "qkv")  # the forward pass knows its heads by number
+    uncut: ClassVar[tuple[str, ...]] = ("tail.1", "qkv")  # the forward pass has a fixed number of heads
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("stem", "time", "label", "downs"),
         "bottleneck": ("middle",),
@@ -35,8 +35,8 @@ class ConvnextUnet(Arch):
 
     dim: PositiveInt | None = None
     multipliers: tuple[int, ...] = (1, 2, 4)
-    conditional: bool = False  # class embeddings, one more than there are classes: the last is the null label
-    cut: Cut = ""  # layers that pruning has made narrower than all of the above says
+    conditional: bool = False  # one class embedding more than there are classes: the last is the null label
+    cut: Cut = ""  # the widths of pruned layers
 
     def __post_init__(self) -> None:
         if not self.multipliers:
@@ -73,7 +73,7 @@ class ConvNeXtUNet(nn.Module):
             for i, (w_in, w_out) in enumerate(levels)
         )
         self.middle = Middle(widths[-1], 4 * dim)
-        # a level of the decoder gets as many channels from below as from its skip connection
+        # half of a decoder level's input channels come from its skip connection
         self.ups = nn.ModuleList(
             Level(2 * w_out, w_in, 4 * dim, nn.ConvTranspose2d(w_in, w_in, 4, 2, 1)) for w_in, w_out in reversed(levels[1:])
         )
@@ -101,12 +101,12 @@ class ConvNeXtUNet(nn.Module):
         return (x, features) if give == "both" else x
 
     def times(self, embedding: Tensor, give: Give) -> Any:
-        """What the blocks are told of the time: the embedding, of which each makes its own."""
+        """The blocks' time input: the embedding, which each block projects itself."""
         return embedding
 
 
 class Level(nn.Module):
-    """Two blocks and linear attention at one resolution, then the way to the next."""
+    """Two blocks and linear attention at one resolution, then a change of resolution."""
 
     def __init__(self, width_in: int, width_out: int, embedded: int, resample: nn.Module | None) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Level(nn.Module):
         self.resample = resample
 
     def forward(self, x: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """What goes to the next resolution, and what a skip connection carries over."""
+        """The input of the next resolution, and that of the skip connection."""
         x = self.attention(self.second(self.first(x, embedding), embedding))
         return (x if self.resample is None else self.resample(x)), x
 
@@ -135,7 +135,7 @@ class Middle(nn.Module):
 
 
 class Block(nn.Module):
-    """A ConvNeXt block: depthwise 7x7, the time added, then two 3x3 convolutions through twice the width."""
+    """A ConvNeXt block: depthwise 7x7, plus the time embedding, then two 3x3 convolutions through twice the width."""
 
     def __init__(self, width_in: int, width_out: int, embedded: int | None) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Block(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Shen et al., 2021: softmax over features and over positions apart, so that its cost is linear in the positions."""
+    """Shen et al., 2021: separate softmaxes over features and over positions, at a cost linear in the positions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -190,6 +190,8 @@ class FullAttention(nn.Module):
 
 class Sinusoids(nn.Module):
     """Time steps as sines and cosines of geometric frequencies from 1 to 1/10000."""
+
+    frequencies: Tensor
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -1,21 +1,21 @@
-"""Cut networks: an architecture whose layers have lost channels says so as text, and is built from the uncut one."""
+"""Cut networks: an architecture lists its pruned layers' widths as text, and is built from the uncut network."""
 
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from pydantic import Field
 from torch import nn
 
 from effuse.core.errors import ModelError
 
-# 'conv_in:3>96 conv_norm_out:96>96': the channels that go in and come out, for every layer that is not as wide as it was
+# 'conv_in:3>96 conv_norm_out:96>96': the input and output channels of every layer that pruning made narrower
 Cut: TypeAlias = Annotated[str, Field(pattern=r"^([\w.]+:[1-9]\d*>[1-9]\d*( [\w.]+:[1-9]\d*>[1-9]\d*)*)?$")]
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
 @runtime_checkable
 class Cuttable(Protocol):
-    """An architecture that can be pruned, since it says how its layers were cut."""
+    """An architecture that can be pruned: its key `cut` lists the widths of pruned layers."""
 
     @property
     def cut(self) -> Cut: ...
@@ -29,7 +29,7 @@ class Width(NamedTuple):
 
 
 def width_of(layer: nn.Module) -> Width | None:
-    """A layer's channels; None for a module that has none of its own."""
+    """A layer's channels; None for a module without channels of its own."""
     match layer:
         case nn.Conv2d() | nn.ConvTranspose2d():
             return Width(layer.in_channels, layer.out_channels)
@@ -48,13 +48,13 @@ def widths_of(net: nn.Module) -> dict[str, Width]:
     return {name: width for name, width in found.items() if width is not None}
 
 
-def written(widths: Mapping[str, Width], uncut: Mapping[str, Width]) -> Cut:
+def cut_text(widths: Mapping[str, Width], uncut: Mapping[str, Width]) -> Cut:
     """The layers whose widths are not those of the uncut network."""
     return " ".join(f"{name}:{w.into}>{w.out}" for name, w in widths.items() if w != uncut[name])
 
 
 def narrowed(net: nn.Module, cut: Cut) -> nn.Module:
-    """An uncut network with the named layers replaced by narrower ones, whose values are fresh."""
+    """An uncut network with the named layers replaced by narrower ones, with fresh values."""
     for entry in cut.split():
         name, _, channels = entry.partition(":")
         width = Width(*map(int, channels.split(">")))
@@ -67,9 +67,11 @@ def narrowed(net: nn.Module, cut: Cut) -> nn.Module:
         if full is None or width.into > full.into or width.out > full.out:
             raise ModelError(f"cut: '{entry}' must be a layer, and no wider than in the uncut network")
         setattr(net.get_submodule(parent), own, _narrow(layer, width, entry))
-    for module in net.modules():  # diffusers' resampling layers compare what comes in with a number of their own
-        if isinstance(getattr(module, "channels", None), int) and isinstance(getattr(module, "conv", None), nn.Conv2d):
-            module.channels = module.conv.in_channels
+    module: Any
+    for module in net.modules():  # diffusers' resampling layers check their input against an attribute
+        conv = getattr(module, "conv", None)
+        if isinstance(getattr(module, "channels", None), int) and isinstance(conv, nn.Conv2d):
+            module.channels = conv.in_channels
     return net
 
 
@@ -77,7 +79,8 @@ def _narrow(layer: nn.Module, width: Width, entry: str) -> nn.Module:
     match layer:
         case nn.Conv2d() | nn.ConvTranspose2d():
             groups = width.out if depthwise(layer) else layer.groups
-            return type(layer)(
+            kind: Any = type(layer)  # the stubs' tuples of the attributes are longer than those of the arguments
+            return kind(
                 *width,
                 layer.kernel_size,
                 stride=layer.stride,
@@ -99,5 +102,5 @@ def _narrow(layer: nn.Module, width: Width, entry: str) -> nn.Module:
 
 
 def depthwise(layer: nn.Module) -> bool:
-    """Whether every channel is convolved by itself."""
+    """Whether every channel is convolved separately."""
     return isinstance(layer, CONVOLUTIONS) and layer.groups == layer.in_channels == layer.out_channels > 1

@@ -1,6 +1,6 @@
 """The Inception-v3 that FID is defined on: the TensorFlow network of 2015-12-05, under pytorch-fid's parameter names.
 
-It differs from the usual Inception-v3: its average pools leave the padding out, and the last block pools by maximum.
+It differs from the usual Inception-v3: its average pools ignore the padding, and the last block uses a maximum pool.
 """
 
 import hashlib
@@ -35,7 +35,9 @@ def _halving_pool(x: Tensor) -> Tensor:
 
 
 class Conv(nn.Module):
-    """A convolution without bias, BatchNorm with TensorFlow's epsilon, ReLU; once loaded, BatchNorm is part of the convolution."""
+    """A convolution without bias, BatchNorm with TensorFlow's epsilon, ReLU; `load` folds BatchNorm into the convolution."""
+
+    bn: nn.Module
 
     def __init__(self, inputs: int, outputs: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0) -> None:
         super().__init__()
@@ -47,13 +49,13 @@ class Conv(nn.Module):
 
 
 def _same(inputs: int, outputs: int, kernel: Kernel) -> Conv:
-    """A convolution that keeps the size of the grid."""
+    """A convolution that preserves the size of the grid."""
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     return Conv(inputs, outputs, kernel, padding=(height // 2, width // 2))
 
 
 class Mixed(nn.Module):
-    """Branches side by side, joined along the channels; a branch that ends in several names forks there."""
+    """Parallel branches, concatenated along the channels; "a|b" at the end of a branch stands for two outputs."""
 
     def __init__(self, branches: list[list[str]], pool: Pool, **convs: Conv) -> None:
         super().__init__()
@@ -210,7 +212,7 @@ class InceptionV3(nn.Module):
 
 
 def prepared(images: Tensor) -> Tensor:
-    """Stored images (uint8, grey or RGB) as the network wants them: RGB, 299 x 299, [-1, 1]."""
+    """Stored images (uint8, grey or RGB) as the network's input: RGB, 299 x 299, [-1, 1]."""
     channels = images.shape[1]
     if channels not in (1, 3):
         raise DataError(f"Inception reads grey or RGB images, these have {channels} channels; use encoder=classifier()")
@@ -220,7 +222,7 @@ def prepared(images: Tensor) -> Tensor:
 
 def weights_digest(path: Path) -> str:
     """SHA-256 of the weights file."""
-    with present(path).open("rb") as file:
+    with require_weights(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -229,24 +231,25 @@ def load(path: Path) -> InceptionV3:
     with torch.device("meta"):
         net = InceptionV3()
     try:
-        net.load_state_dict(safetensors.torch.load_file(present(path)), strict=True, assign=True)
+        net.load_state_dict(safetensors.torch.load_file(require_weights(path)), strict=True, assign=True)
     except SafetensorError as error:
         raise DataError(f"{path} is not a readable safetensors file ({error}); copy it again") from None
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip()
         raise DataError(f"{path} does not hold the FID Inception under pytorch-fid's names: {first}") from None
     for module in net.eval().requires_grad_(False).modules():
-        if isinstance(module, Conv):  # one pass over memory less of three
+        if isinstance(module, Conv):  # saves one of three passes over memory
+            assert isinstance(module.bn, nn.BatchNorm2d)
             module.conv, module.bn = fuse_conv_bn_eval(module.conv, module.bn), nn.Identity()
     return net
 
 
-def present(path: Path) -> Path:
-    """The path, if there is a file; otherwise an error that tells what belongs there."""
+def require_weights(path: Path) -> Path:
+    """The path, if there is a file; otherwise an error that says what belongs there."""
     if not path.is_file():
         raise MissingError(
             f"the Inception weights for FID are missing: there is no file {path}; put inception_fid.safetensors (with "
-            "pytorch-fid's parameter names; docs/runs.md says how to make it) there, or point EFFUSE_DATA at its folder, or use "
-            "encoder=classifier()"
+            "pytorch-fid's parameter names; docs/runs.md says how to make it) there, or point EFFUSE_DATA at its folder, "
+            "or use encoder=classifier()"
         )
     return path

@@ -1,4 +1,4 @@
-"""Warm starts: a run that begins from a saved model instead of from fresh values."""
+"""Warm starts: a run that begins from a saved model."""
 
 import functools
 from collections.abc import Mapping
@@ -20,17 +20,20 @@ from effuse.models.saved import filled, read_arch
 class FromPretrained(Arch):
     """The model in a run's `model/` folder, or one that diffusers saved; only safetensors are read.
 
-    A path means nothing on another disk: the recipe keeps it, but the model it starts from has the concrete architecture.
+    The recipe keeps the path. Messages carry the concrete architecture, because a path is valid on one machine only.
     """
 
     travels: ClassVar[bool] = False
 
     folder: str
-    sha256: str | None = None  # of the parameters; filled in when the recipe is resolved: a repeated run starts alike
+    sha256: str | None = (
+        None  # of the parameters; set when the recipe is resolved, so that a repeated run starts from the same values
+    )
 
     def resolved(self, shape: Shape) -> Arch:
-        """Made for data of that shape, which must be the folder's, with the weights pinned."""
+        """The same with the folder's shape checked against the data, and its weights pinned."""
         full = super().resolved(shape)
+        assert isinstance(full, FromPretrained)
         arch = full.concrete
         if (arch.side, arch.channels, arch.classes) != (full.side, full.channels, full.classes):
             raise ModelError(
@@ -47,7 +50,7 @@ class FromPretrained(Arch):
 
     @functools.cached_property
     def concrete(self) -> Arch:
-        """The architecture that the folder holds, as it travels in messages."""
+        """The architecture in the folder, as messages carry it."""
         return read_arch(Path(self.folder), self.classes)
 
     @property
@@ -64,7 +67,7 @@ class FromPretrained(Arch):
         return net
 
     def initial(self, stream: Stream) -> Model:
-        """What was saved; a model of the concrete architecture, with nothing drawn."""
+        """The saved model, with its concrete architecture; the stream is not used."""
         return filled(self.concrete, Path(self.folder))
 
 

@@ -1,4 +1,4 @@
-"""Classifiers: the residual network of He et al., 2016, with the stem for small images, and a small plain one."""
+"""Classifiers: the residual network of He et al., 2016, with a stem for small images, and a small plain network."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ class Resnet(Arch):
 
     widths: tuple[int, ...] = (64, 128, 256, 512)
     blocks: tuple[int, ...] = (2, 2, 2, 1)
-    norm: Norm = "group"  # batch statistics are neither private nor safe to average over skewed clients
+    norm: Norm = "group"  # batch statistics are not private, and averaging them over skewed clients is harmful
     groups: PositiveInt = 32
     projection: PositiveInt | None = None  # width of a two-layer projection before the head, as MOON's networks have
 
@@ -76,10 +76,10 @@ class ClassifierNet(nn.Module, ABC):
 
     @abstractmethod
     def encoded(self, x: Tensor) -> Tensor:
-        """What the stages make of an image."""
+        """The output of the stages, one vector per image."""
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head looks at."""
+        """The input of the head."""
         return self.projection(self.encoded(x))
 
     def forward(self, x: Tensor, give: Give = "output") -> Any:
@@ -90,6 +90,8 @@ class ClassifierNet(nn.Module, ABC):
 
 
 class ResNet(ClassifierNet):
+    """A stem, stages of basic blocks, and a linear head."""
+
     def __init__(
         self,
         channels: int,

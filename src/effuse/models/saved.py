@@ -1,4 +1,4 @@
-"""Saved models: folders of safetensors and JSON that open here or, for diffusers' own networks, in diffusers alone."""
+"""Saved models: folders of safetensors and JSON. Diffusers alone can open those of its own networks."""
 
 import json
 from pathlib import Path
@@ -22,13 +22,13 @@ SCHEDULER = "scheduler/scheduler_config.json"
 
 
 def write_config(arch: Arch, folder: Path, note: str = "") -> None:
-    """Say in the grammar which architecture a folder holds, and what else a reader must know."""
+    """Write the folder's architecture in the grammar, and a note to readers."""
     config = {"format": "effuse", "arch": text(arch)} | ({"note": note} if note else {})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def write_plain(arch: Arch, net: nn.Module, folder: Path, scheduler: Any, note: str = "") -> None:
-    """The folder of a network that only effuse knows; a classifier has no scheduler."""
+    """Write the folder of a network that only effuse can open; a classifier has no scheduler."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS)
     if scheduler is not None:
@@ -44,7 +44,7 @@ def load_model(folder: Path | str) -> tuple[Model, dict[str, Any] | None]:
 
 
 def read_arch(folder: Path, classes: int | None = None) -> Arch:
-    """The architecture that a saved folder holds; `classes` for those that diffusers wrote, which do not say."""
+    """The architecture in a saved folder; `classes` for folders of diffusers, which may not state them."""
     if not folder.is_dir():
         raise ModelError(f"no model folder at '{folder}'; give a run's model/ folder or one that diffusers saved")
     if (folder / CONFIG).is_file() and "arch" in (config := read_json(folder / CONFIG)):
@@ -67,7 +67,7 @@ def read_arch(folder: Path, classes: int | None = None) -> Arch:
 
 def filled(arch: Arch, folder: Path) -> Model:
     """A model of that architecture with the weights of a saved folder; shapes only under `torch.device("meta")`."""
-    with torch.random.fork_rng(devices=[]):  # the fresh values are thrown away and must not move anyone's generator
+    with torch.random.fork_rng(devices=[]):  # fresh values are discarded and must not advance the default generator
         net = arch.build()
     values = read_weights(folder)
     view = Net(net, arch=arch)
@@ -93,12 +93,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def _from_diffusers(folder: Path) -> dict[str, Tensor]:
     from diffusers import UNet2DModel
 
-    # diffusers reads its own files, because it knows the names that tensors had in its earlier releases
+    # diffusers reads its own files, because it knows the tensor names of its earlier releases
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         net, report = UNet2DModel.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, low_cpu_mem_usage=False, output_loading_info=True
         )
-    # where tensors are missing it only warns and makes some up
+    # diffusers only warns of missing tensors, and gives them fresh values
     for kind in ("missing_keys", "unexpected_keys"):
         if report[kind]:
             raise ValueError(f"{kind.replace('_', ' ')} {', '.join(sorted(report[kind])[:3])}")
@@ -106,7 +106,7 @@ def _from_diffusers(folder: Path) -> dict[str, Tensor]:
 
 
 def unet_folder(folder: Path) -> Path:
-    """Where a folder that diffusers wrote keeps its UNet2DModel."""
+    """The folder of the UNet2DModel within one that diffusers wrote."""
     return folder / "unet" if (folder / "unet").is_dir() else folder
 
 

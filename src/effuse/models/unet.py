@@ -1,4 +1,4 @@
-"""The DDPM U-Net: Ho et al., 2020, as diffusers' UNet2DModel, so that what is trained here opens anywhere."""
+"""The DDPM U-Net (Ho et al., 2020) as diffusers' UNet2DModel, so that other software can open a trained model."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from effuse.models.saved import write_config, write_plain
 
 # fields that are keys of UNet2DModel's own configuration
 SHARED = ("dropout", "downsample_padding", "flip_sin_to_cos", "freq_shift", "norm_eps", "resnet_time_scale_shift")
-# keys of that configuration which we do not vary, with the value they must have
+# keys of that configuration with the only value that is supported
 FIXED: Mapping[str, Any] = {
     "act_fn": "silu",
     "attn_norm_num_groups": None,
@@ -59,14 +59,14 @@ class Unet(Arch):
     heads: int | None = None  # channels per attention head; None: one head
     groups: int = 32  # of every GroupNorm
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    conditional: bool = False  # class embeddings, one more than there are classes: the last is the null label
+    conditional: bool = False  # one class embedding more than there are classes: the last is the null label
     resnet_time_scale_shift: Literal["default", "scale_shift"] = "default"
-    # the original's choices, where diffusers' defaults differ
+    # the values of the original paper, where diffusers' defaults differ
     downsample_padding: int = 0
     flip_sin_to_cos: bool = False
     freq_shift: int = 1
     norm_eps: float = 1e-6
-    cut: Cut = ""  # layers that pruning has made narrower than all of the above says
+    cut: Cut = ""  # the widths of pruned layers
 
     def __post_init__(self) -> None:
         if not self.widths or self.layers < 1:
@@ -79,7 +79,7 @@ class Unet(Arch):
             raise ValueError(f"side {self.side} cannot be halved {len(self.widths) - 1} times; use fewer widths or resize")
 
     def resolved(self, shape: Shape) -> Arch:
-        """For data of that shape; a preset becomes the plain `unet` that it stands for."""
+        """For data of that shape. A preset becomes the `unet` with the same values."""
         filled = super().resolved(shape)
         return make(Unet, {f.name: getattr(filled, f.name) for f in dataclasses.fields(Unet)}, "model")
 
@@ -107,19 +107,19 @@ class Unet(Arch):
         }
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
-        """A pipeline folder for diffusers alone; with classes, which no such pipeline takes, its two subfolders."""
+        """Write a pipeline folder of diffusers; a conditional network, which has no pipeline, as its two subfolders."""
         if self.cut:
             return write_plain(self, net, folder, scheduler, note=CUT_NOTE)
         from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, UNet2DModel
 
         with torch.device("meta"):
-            plain = UNet2DModel(**self.diffusers_config())
+            plain: Any = UNet2DModel(**self.diffusers_config())
         plain.load_state_dict({k: v.detach() for k, v in net.state_dict().items()}, assign=True)
         if self.conditional:
             plain.save_pretrained(folder / "unet", safe_serialization=True)
             scheduler.save_pretrained(folder / "scheduler")
         else:
-            pipeline = DDIMPipeline if isinstance(scheduler, DDIMScheduler) else DDPMPipeline
+            pipeline: Any = DDIMPipeline if isinstance(scheduler, DDIMScheduler) else DDPMPipeline
             pipeline(unet=plain, scheduler=scheduler).save_pretrained(folder, safe_serialization=True)
         write_config(self, folder)
 
@@ -146,18 +146,18 @@ class DigitsUnet(Unet):
     widths: tuple[int, ...] = (32, 64)
     layers: int = 1
     attention: tuple[int, ...] = ()
-    middle_attention: bool = False  # a fifth of the time, and 4x4 positions see each other through the convolutions
+    middle_attention: bool = False  # it would take a fifth of the time; at 4x4, convolutions already connect all positions
     groups: int = 8
     conditional: bool = True
 
 
 def from_diffusers(config: Mapping[str, Any], classes: int, where: str) -> Unet:
-    """The `unet` that a UNet2DModel's configuration describes, or a refusal that names the key we cannot follow."""
+    """The `unet` of a UNet2DModel's configuration; an unsupported key is refused by name."""
     from diffusers import UNet2DModel
 
-    # what a saved configuration leaves out is diffusers' default, not ours
-    least = UNet2DModel(block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",))
-    given = dict(least.config)
+    # a key that the saved configuration omits has diffusers' default
+    smallest: Any = UNet2DModel(block_out_channels=(32,), down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",))
+    given = dict(smallest.config)
     given |= {k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if not k.startswith("_")}
     side, embeds = given["sample_size"], given["num_class_embeds"]
     if not isinstance(side, int):
@@ -189,8 +189,21 @@ def from_diffusers(config: Mapping[str, Any], classes: int, where: str) -> Unet:
 class DDPMUNet(nn.Module):
     """UNet2DModel called as `net(x, t, labels)`.
 
-    The forward pass is diffusers' own for the configurations that we allow, written out because a loss may want to see the middle.
+    The forward pass is that of diffusers for the supported configurations, written out so that a loss can use features.
     """
+
+    # diffusers' modules
+    time_proj: nn.Module
+    time_embedding: nn.Module
+    class_embedding: nn.Embedding | None
+    conv_in: nn.Module
+    down_blocks: nn.ModuleList
+    mid_block: nn.Module
+    up_blocks: nn.ModuleList
+    conv_norm_out: nn.Module
+    conv_act: nn.Module
+    conv_out: nn.Module
+    dtype: torch.dtype
 
     def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
         embedding = self.time_embedding(self.time_proj(t.expand(len(x))).to(self.dtype))
@@ -200,7 +213,7 @@ class DDPMUNet(nn.Module):
             embedding = embedding + self.class_embedding(labels)
         embedding = self.times(embedding, give)
         x = self.conv_in(x)
-        skips = (x,)
+        skips: tuple[Tensor, ...] = (x,)
         for down in self.down_blocks:
             x, passed = down(hidden_states=x, temb=embedding)
             skips += passed
@@ -208,6 +221,7 @@ class DDPMUNet(nn.Module):
         features = x.mean(dim=(2, 3)) if give != "output" else None
         if give == "features":
             return features
+        up: Any
         for up in self.up_blocks:
             x = up(x, skips[-len(up.resnets) :], embedding)
             skips = skips[: -len(up.resnets)]
@@ -215,16 +229,16 @@ class DDPMUNet(nn.Module):
         return (x, features) if give == "both" else x
 
     def times(self, embedding: Tensor, give: Give) -> Any:
-        """What the blocks are told of the time: the embedding, of which each makes its own."""
+        """The blocks' time input: the embedding, which each block projects itself."""
         return embedding
 
 
 @functools.cache
 def network_class() -> type[nn.Module]:
-    """The network; made on first use because importing diffusers takes seconds."""
+    """The network's class, made on first use because importing diffusers takes seconds."""
     from diffusers import UNet2DModel
 
     class Network(DDPMUNet, UNet2DModel):
-        """Its parts and their names are diffusers'."""
+        """DDPMUNet's forward pass over diffusers' modules."""
 
     return Network

@@ -1,4 +1,4 @@
-"""How a site tells how many images of each class it holds: exactly, or with noise that is drawn and charged once."""
+"""How a site discloses its images of each class: exactly, or with noise that is drawn and charged once."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,26 +13,26 @@ from effuse.core.spec import Spec, spec
 
 @spec
 class Disclosure(Spec, ABC):
-    """A way of telling counts; one image more or less changes one count by one."""
+    """A way to disclose counts. Adding or removing one image changes one count by one."""
 
     @property
     @abstractmethod
     def charge(self) -> tuple[float, float] | None:
-        """The epsilon and delta that one telling costs a site's budget; None where there is no such guarantee."""
+        """The epsilon and delta that one disclosure costs a site; None without such a guarantee."""
 
     @abstractmethod
     def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
-        """What is added to the counts."""
+        """The noise to add to the counts."""
 
     def disclosed(self, counts: list[int], stream: Stream) -> list[float]:
-        """The counts as they are told; what is below nought is cut off, which costs nothing."""
+        """The disclosed counts: noisy, clipped at zero (post-processing costs no privacy), and rounded to float32."""
         noisy = np.asarray(counts, np.float64) + self.noise(len(counts), stream.numpy())
-        return np.maximum(noisy, 0.0).astype(np.float32).astype(np.float64).tolist()  # as they arrive
+        return np.maximum(noisy, 0.0).astype(np.float32).astype(np.float64).tolist()  # float32 on the wire
 
 
 @spec
 class Exact(Disclosure):
-    """The counts as they are."""
+    """The exact counts."""
 
     @property
     def charge(self) -> None:
@@ -69,7 +69,7 @@ class Gaussian(Disclosure):
 
     @property
     def sigma(self) -> float:
-        """The smallest standard deviation whose delta, at this epsilon, is small enough; found by halving."""
+        """The smallest standard deviation that gives this delta at this epsilon, by bisection."""
         low, high = 0.0, 1.0
         while gaussian_delta(self.epsilon, high) > self.delta:
             low, high = high, 2 * high

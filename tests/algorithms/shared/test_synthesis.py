@@ -57,9 +57,9 @@ def test_batches_are_drawn_whole_so_that_the_first_images_do_not_depend_on_how_m
 
 
 def test_no_two_clients_images_come_of_the_same_noise():
-    """One model in the place of two clients': all of their images differ. The same place in another run draws the same again."""
-    model, place = ToyUnet().resolved(ToyImages().load("train").shape).initial(Stream((1,))), bench()
-    first, second = (synthesised(place, k, model, 4, Ddim(steps=2, batch=4)) for k in (0, 1))
+    """One model used for two clients gives different images. Another run with the same key repeats them."""
+    model, shared = ToyUnet().resolved(ToyImages().load("train").shape).initial(Stream((1,))), bench()
+    first, second = (synthesised(shared, k, model, 4, Ddim(steps=2, batch=4)) for k in (0, 1))
     assert not any(torch.equal(a, b) for a, b in zip(first.pixels, second.pixels))
     assert torch.equal(first.pixels, synthesised(bench(), 0, model, 4, Ddim(steps=2, batch=4)).pixels)
 
@@ -83,7 +83,7 @@ def test_sets_are_joined_in_order():
 
 
 def test_labels_and_origins_go_with_their_images():
-    """Images 1, 2 and 3 of classes 0, 1 and 1 by clients 5, 6 and 7; the third and the first of them, and as training data."""
+    """Images 1, 2 and 3 of classes 0, 1, 1 by clients 5, 6, 7: the third and the first, as a set and as training data."""
     pixels = torch.tensor([1, 2, 3], dtype=torch.uint8).view(3, 1, 1, 1)
     some = AuxiliarySet(pixels, torch.tensor([0, 1, 1]), torch.tensor([5, 6, 7])).rows(torch.tensor([2, 0]))
     assert some.labels.tolist() == [1, 0] and some.origin.tolist() == [7, 5]
@@ -99,7 +99,7 @@ def test_images_are_what_was_stored():
 
 
 def test_joining_a_clients_data_of_another_depth():
-    """16-bit data: 255 becomes 65535, 1 becomes 257; labels and the mirror of the client's own stay."""
+    """16-bit data: 255 becomes 65535, 1 becomes 257. The client's labels and its `flip` stay."""
     own = Dataset(
         torch.tensor([7, 9], dtype=torch.int32).view(2, 1, 1, 1), torch.tensor([1, 0]), ("a", "b"), peak=65535, flip=True
     )
@@ -120,40 +120,43 @@ def test_every_client_gives_in_proportion_and_at_least_one(tmp_path):
 
 
 def test_every_warm_up_begins_with_weights_of_its_own(tmp_path, monkeypatch):
-    """Steps that move nothing: what three clients upload is what they began with, and that is three different models."""
-    begun = []
+    """With steps of no effect, clients upload their initial models: three different ones."""
+    uploaded = []
 
     def noted(bench, client, model, *rest):
-        begun.append(model.params.digest())
+        uploaded.append(model.params.digest())
         return synthesised(bench, client, model, *rest)
 
     monkeypatch.setattr("effuse.algorithms.shared.synthesis.synthesised", noted)
     algorithm = FedDDPM(warmup=Adam(lr=1e-30, batch=8, steps=1), local=ADAM, central=ADAM, sampler=Ddim(steps=2, batch=4))
     run(toy_recipe(algorithm=algorithm, rounds=1), tmp_path / "run")
-    assert len(begun) == len(set(begun)) == 3
+    assert len(uploaded) == len(set(uploaded)) == 3
 
 
 @spec
-class ToldUnet(ToyUnet):
-    """A toy that is told classes."""
+class ConditionalToy(ToyUnet):
+    """A toy U-Net with class labels."""
 
     conditional: bool = True
 
 
 @spec
 class LabelSampler(Ddim):
-    """Draws black for the first class and white for the second, so that an image shows what was asked for."""
+    """Draws black for the first class and white for the second, so that an image shows its label."""
 
     def draw(self, net, task, shape, labels, generator, tick):
         return (2.0 * labels - 1.0).view(-1, 1, 1, 1).expand(shape)
 
 
 def test_a_run_draws_every_clients_classes(tmp_path):
-    """Sorted by label and cut in three: 67 dark; 33 dark and 34 light; 66 light. Halves are 34, 34 and 33; 34 x 33/67 = 16.75 and
-    34 x 34/67 = 17.25 are 17 each. Four are drawn at a time and the last few dropped; images show their labels."""
+    """Sorted by label and cut in three: 67 dark; 33 dark and 34 light; 66 light.
+
+    Halves are 34, 34 and 33; 34 x 33/67 = 16.75 and 34 x 34/67 = 17.25 round to 17 each. Four are drawn at a time, and
+    surplus images dropped. Images show their labels.
+    """
     algorithm = FedDDPM(warmup=ADAM, local=ADAM, central=ADAM, sampler=LabelSampler(steps=2, batch=4), share=0.5)
     recipe = toy_recipe(
-        algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1
+        algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ConditionalToy(), rounds=1
     )
     held = [s.histogram for s in recipe.shards(recipe.data.load("train"))]
     run(recipe, tmp_path / "run")
@@ -164,9 +167,9 @@ def test_a_run_draws_every_clients_classes(tmp_path):
 
 
 def test_a_share_keeps_the_labels_of_its_images(tmp_path, monkeypatch):
-    """A as above, 34 + 34 + 33 = 101 images of 16 bytes with labels of 8, is dealt out shuffled: 101 x 24 = 2,424 bytes down.
+    """A has 34 + 34 + 33 = 101 images of 16 bytes with labels of 8 bytes: 101 x 24 = 2,424 bytes down.
 
-    Those that a client trains on show their labels, and are of both classes, while two of the three have one class of their own.
+    Every client's share is shuffled: it has both classes, although two of the three clients own one class.
     """
     seen = []
 
@@ -177,7 +180,7 @@ def test_a_share_keeps_the_labels_of_its_images(tmp_path, monkeypatch):
     monkeypatch.setattr("effuse.algorithms.localaug.joined", noted)
     algorithm = LocalAug(warmup=ADAM, local=ADAM, sampler=LabelSampler(steps=2, batch=4), share=0.5)
     recipe = toy_recipe(
-        algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ToldUnet(), rounds=1
+        algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=ConditionalToy(), rounds=1
     )
     run(recipe, tmp_path / "run")
     sharing = next(r for r in RunFolder(tmp_path / "run").records() if r.phase == "sharing")
@@ -187,11 +190,13 @@ def test_a_share_keeps_the_labels_of_its_images(tmp_path, monkeypatch):
         assert torch.equal(images, (255 * labels).to(torch.uint8)) and set(labels.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize("model", [ToyUnet(), ToldUnet()])
+@pytest.mark.parametrize("model", [ToyUnet(), ConditionalToy()])
 @pytest.mark.parametrize("kind", [FedDDPM, LocalAug])
 def test_real_images_instead_of_drawn_ones(kind, model, tmp_path):
-    """A quarter of 200 are 50 images of the data set's own, none of them twice, at random of all; there is no warm-up, and nothing
-    is sent for them but LocalAug's shares: 50 images of 16 bytes, with a label of 8 where the model is told any."""
+    """A quarter of 200 are 50 different real images, chosen at random. There is no warm-up.
+
+    Only LocalAug's shares are sent: 50 images of 16 bytes, and labels of 8 bytes for a conditional model.
+    """
     rest = {"central": ADAM} if kind is FedDDPM else {}
     algorithm = kind(warmup=ADAM, local=ADAM, sampler=Ddim(steps=2, batch=4), share=0.25, real=True, **rest)
     recipe = toy_recipe(algorithm=algorithm, data=ToyImages(n=200), partition=Shards(per_client=1), model=model, rounds=1)

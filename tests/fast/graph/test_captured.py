@@ -1,4 +1,4 @@
-"""What the recorded step keeps in static buffers, on a CPU: a recording is played by calling what was recorded."""
+"""The recorded step's static buffers, on a CPU: a replay calls the recorded function again."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ def rounds_of(monkeypatch):
             step()
         return types.SimpleNamespace(replay=torch.enable_grad()(step))
 
-    import diffusers.models  # noqa: F401 (which looks at torch's Stream when it is imported)
+    import diffusers.models  # noqa: F401 (its import uses torch.cuda.Stream, which is replaced below)
 
     monkeypatch.setattr(Captured, "recorded", recorded)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
@@ -52,7 +52,7 @@ def blended(grads, params, given):
 
 
 def fit(machine, seed, rho, alpha):
-    """Seven steps, every fourth of them ragged: what the fit says, and the weights after it."""
+    """Seven steps, every fourth with a smaller batch: the fit's result, and the weights after it."""
     machine.release(None)
     net = machine.load(MODEL)
     work = Work(
@@ -73,7 +73,7 @@ def fit(machine, seed, rho, alpha):
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_fits_one_after_another_are_the_eager_ones():
-    """Other seeds, distances uphill and coefficients on the same two recordings: sums and coefficients start afresh in each."""
+    """Fits with different seeds, rho and coefficients share two recordings; sums and coefficients are reset for each."""
     fast, eager = Captured(CPU, compiled=False), Eager(CPU)
     for seed, (rho, alpha) in enumerate([(0.1, 0.1), (1.0, 0.5), (None, 0.5), (0.1, 0.1), (None, 0.9)]):
         (a, y), (b, z) = fit(eager, seed, rho, alpha), fit(fast, seed, rho, alpha)
@@ -85,8 +85,8 @@ def test_fits_one_after_another_are_the_eager_ones():
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_what_a_job_froze_stays_frozen():
-    """All layers, without the last one, all again: on one machine, as eager."""
+def test_frozen_layers_stay_frozen():
+    """All layers trained, then all but the last, then all: the same as eager, on one machine."""
     fast, eager = Captured(CPU, compiled=False), Eager(CPU)
     for frozen in (False, True, False):
         found = []
@@ -110,7 +110,7 @@ def test_what_a_job_froze_stays_frozen():
     assert fast.captures == 2
 
 
-# each differs from the first in one thing that a recording holds
+# each differs from the first in one property of a recording
 SOLVERS = [
     Adam(lr=1e-2, batch=16, steps=4),
     Adam(lr=1e-2, batch=16, steps=4, betas=(0.5, 0.9)),
@@ -125,8 +125,8 @@ SOLVERS = [
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_a_solver_is_never_taken_for_another():
-    """Nine solvers, twice over, on one machine; the second time at other rates and for other numbers of steps, and nothing is recorded."""
+def test_solvers_do_not_share_recordings():
+    """Nine solvers, twice, on one machine. The second time rates and numbers of steps differ, and nothing is recorded."""
     fast, eager = Captured(CPU, compiled=False), Eager(CPU)
     for again, solver in [(again, solver) for again in (False, True) for solver in SOLVERS]:
         solver = dataclasses.replace(solver, steps=6 if again else 4, state="kept", schedule=CosineDecay())
@@ -146,7 +146,9 @@ def test_a_solver_is_never_taken_for_another():
             found.append((machine.fit(net, work), Params.of(net)))
         (((a, m), y), ((b, n), z)) = found
         assert b.loss == pytest.approx(a.loss, rel=1e-4) and (y - z).norm() < 0.05 * (y - MODEL.params).norm(), solver
-        assert (m - n).norm() <= 0.05 * m.norm()  # where a gradient should be nought, Adam makes steps of its rounding
+        assert (
+            m - n
+        ).norm() <= 0.05 * m.norm()  # where a gradient is zero but for rounding, Adam makes steps of full length
     assert fast.captures == len(SOLVERS)
 
 
@@ -154,7 +156,10 @@ def test_a_solver_is_never_taken_for_another():
 @pytest.mark.parametrize("sampler", [Ddim(steps=4, batch=4), DpmSolver(steps=6, batch=4)], ids=str)
 @pytest.mark.parametrize("target", ["epsilon", "x0"])
 def test_draws_are_the_eager_ones_and_a_last_batch_needs_no_recording(sampler, target):
-    """Ten images, four at a time, of two networks in turn; a solver of two steps that is told x0 keeps the last answer as it is."""
+    """Ten images, four at a time, of two networks in turn.
+
+    With target x0, a two-step sampler keeps the last output itself.
+    """
     task = Denoise(target=target)
     fast, eager = Captured(CPU, compiled=False), Eager(CPU)
     for seed in (0, 1, 0):
@@ -167,7 +172,7 @@ def test_draws_are_the_eager_ones_and_a_last_batch_needs_no_recording(sampler, t
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("guidance", [0.0, 2.0])
 def test_classes_and_guidance_are_drawn_as_eagerly(guidance):
-    """Ten images of classes 0 and 1 in turn; with guidance each step asks for the class and for none."""
+    """Ten images of classes 0 and 1 in turn. With guidance each step evaluates with the class and without."""
     arch = dataclasses.replace(ARCH, conditional=True)
     model, labels = arch.initial(Stream((0,))), torch.arange(10) % 2
     fast, eager = Captured(CPU, compiled=False), Eager(CPU)
@@ -175,7 +180,7 @@ def test_classes_and_guidance_are_drawn_as_eagerly(guidance):
     drawn = [m.generate(m.load(model), TASK, 10, sampler, labels, Stream((5,))).pixels for m in (eager, fast)]
     assert torch.allclose(*drawn, atol=1e-4) and fast.captures == 1
     other = fast.generate(fast.load(model), TASK, 10, sampler, 1 - labels, Stream((5,))).pixels
-    assert not torch.allclose(other, drawn[1], atol=1e-3), "the class is not looked at"
+    assert not torch.allclose(other, drawn[1], atol=1e-3), "the class has an effect"
 
 
 class WithBatchNorm(torch.nn.Module):
@@ -193,8 +198,8 @@ class NormedArch(Arch):
         return WithBatchNorm()
 
 
-def test_statistics_of_batches_see_no_padding():
-    """50 images in batches of 16 end in one of two: padded to 16, it would be seen eight times."""
+def test_batch_norm_sees_no_padding():
+    """50 images in batches of 16 end with a batch of two; padded to 16, it would count eight times."""
     arch = NormedArch(side=8, channels=1, classes=2)
     found = []
     for machine in (Eager(CPU), fast := Captured(CPU, compiled=False)):
@@ -214,7 +219,7 @@ def test_statistics_of_batches_see_no_padding():
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_a_recording_lets_go_of_the_data_it_was_made_on():
+def test_a_recording_does_not_hold_the_data_it_was_made_on():
     machine, train = Captured(CPU, compiled=False), ToyImages(n=50, side=8).load("train")
     images, given = weakref.ref(train.images), MODEL.params * 0.01
     work = Work(
@@ -229,15 +234,15 @@ def test_a_recording_lets_go_of_the_data_it_was_made_on():
         given={"alpha": 0.5, "delta": given},
     )
     machine.fit(machine.load(MODEL), work)
-    moved = weakref.ref(given.tensors[0])
+    delta = weakref.ref(given.tensors[0])
     del train, work, given
     gc.collect()
-    assert images() is None and moved() is None and machine.captures == 1
+    assert images() is None and delta() is None and machine.captures == 1
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_recordings_that_a_whole_run_did_without_are_let_go():
-    """Runs of methods A, B, B and A with a step each: A's is still there in the second run, and made again in the fourth."""
+def test_recordings_unused_in_a_whole_run_are_dropped():
+    """Runs of methods A, B, B and A: A's recording exists until the second run ends, and is made again in the fourth."""
     machine, made = Captured(CPU, compiled=False), []
     for rho in (None, 0.1, 0.1, None):
         machine.reset_for(ARCH)
@@ -248,7 +253,7 @@ def test_recordings_that_a_whole_run_did_without_are_let_go():
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
-    """Five widths, each to train and to sample: ten variants of one forward pass, where torch by itself stops at eight."""
+    """Five widths, each to train and to sample: ten variants of one forward pass; torch's default limit is eight."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     machine = Captured(CPU)
     machine.recorder.submit(torch._dynamo.reset).result()
@@ -271,7 +276,7 @@ def test_many_networks_of_a_process_are_all_compiled(monkeypatch):
 
 
 def losses(machine, seed, rho=None):
-    """What a fit of three steps of a network with dropout says, and where its weights end."""
+    """The loss of three steps of a network with dropout, and the digest of the weights after them."""
     machine.release(None)
     net = machine.load(DROPPING.initial(Stream((0,))))
     shard = Shard.whole(ToyImages(n=50, side=8).load("train"))
@@ -301,7 +306,7 @@ def test_dropout_belongs_to_the_client():
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_every_pass_has_a_mask_of_its_own():
-    """Three steps move the seed three times; with a look uphill, six times, as torch's generator would move on."""
+    """Three steps advance the seed three times; SAM steps, with two passes, six times."""
     for rho, passes in ((None, 3), (0.1, 6)):
         machine = Captured(CPU, compiled=False)
         losses(machine, 0, rho)
@@ -310,7 +315,7 @@ def test_every_pass_has_a_mask_of_its_own():
 
 
 def test_other_weights_have_other_masks():
-    """MOON's three networks see one batch: as each draws reset_for in plain torch, none may repeat another's mask."""
+    """MOON's three networks see one batch. As in plain torch, each must have its own mask."""
     module = captured.for_tensor_cores(DROPPING.build())
     with torch.no_grad():
         for p in module.parameters():
@@ -328,10 +333,10 @@ def beside_other_weights(net, batch, given):
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_masks_of_other_weights_do_not_know_what_came_before():
-    """Two fits of one key on one recording: whatever has been evaluated since it was made, the second repeats the first."""
+def test_masks_of_other_weights_do_not_depend_on_earlier_fits():
+    """Two fits of one key on one recording: the second repeats the first."""
     machine, model, found = Captured(CPU, compiled=False), DROPPING.initial(Stream((0,))), []
-    model = dataclasses.replace(model, params=model.params.map(lambda p: p + 0.02))  # or all ends in a layer of zeros
+    model = dataclasses.replace(model, params=model.params.map(lambda p: p + 0.02))  # the last layer starts at zero
     for _ in range(2):
         machine.release(None)
         work = Work(
@@ -351,7 +356,7 @@ def test_masks_of_other_weights_do_not_know_what_came_before():
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_fused_fits_are_the_plain_ones(monkeypatch):
-    """The operations of our kernels, in plain torch: the same losses but for rounding, and the machine's switch decides."""
+    """The fused operations in plain torch: the same losses up to rounding; the machine's `kernels` select them."""
     monkeypatch.setattr(captured, "available", lambda device: True)
     fused, plain = (Captured(CPU, compiled=False, kernels=k) for k in (("norm",), ()))
     assert losses(fused, 0)[0] == pytest.approx(losses(plain, 0)[0], rel=1e-5)
@@ -366,6 +371,6 @@ def test_without_a_gpu_there_are_no_kernels():
     assert Captured(CPU).kernels == frozenset()
 
 
-def test_the_compiler_has_the_switches_we_turn():
-    """A torch that drops one would silently compile slower steps, or ones that another process does not repeat."""
+def test_the_compiler_has_the_options_that_are_set():
+    """A torch without one would silently compile slower steps, or steps that another process does not repeat."""
     assert hasattr(torch._inductor.config, captured.TRIES_TILINGS) and hasattr(torch._inductor.config, "deterministic")

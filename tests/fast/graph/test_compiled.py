@@ -1,4 +1,4 @@
-"""Compiled code is kept between processes."""
+"""Compiled code is cached between processes."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from toy import ToyUnet, toy_recipe
 from effuse.fast.graph.compiled import keep_compiled
 from effuse.fast.speed import machines_for
 
-# a product alone is a kernel of torch's own: no C++ compiler is needed to compile it
+# a matrix product is a kernel of torch's own: compiling it needs no C++ compiler
 SCRIPT = """
 import json, torch
 from effuse.fast.graph.compiled import keep_compiled
@@ -45,21 +45,21 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert folder.name.startswith(f"torch-{torch.__version__}-") and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_machine_that_compiles_says_where_first(tmp_path, monkeypatch):
+def test_a_machine_that_compiles_sets_the_cache_first(tmp_path, monkeypatch):
     monkeypatch.setenv("EFFUSE_CACHE", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")  # so that it is put back afterwards
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")  # restored afterwards
     recipe = toy_recipe(speed="compile", model=ToyUnet()).resolved(toy_recipe().data.load("train"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200 (test)")
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     machines_for(recipe, torch.device("cuda"), 40)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine", "a choice of the user's is left alone"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine", "the user's setting stays"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     machines_for(recipe, torch.device("cuda"), 40)
     chosen = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert chosen == tmp_path / "compiled" / f"torch-{torch.__version__}-NVIDIA-H200-test-" and chosen.is_dir()
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EFFUSE_CACHE", str(tmp_path / "file"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)

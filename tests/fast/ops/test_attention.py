@@ -1,4 +1,4 @@
-"""Linear attention in plain torch, which kernels are held to elsewhere, against its definition."""
+"""Linear attention in plain torch against its definition. GPU tests compare the kernels with it."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ LAST = torch.channels_last
 
 
 def defined(qkv, heads):
-    """Every head: softmax over positions of keys times values, weighed by a softmax over features of queries."""
+    """For every head: softmax of keys over positions, times values, weighted by a softmax of queries over features."""
     q, k, v = qkv.reshape(len(qkv), 3, heads, qkv.shape[1] // (3 * heads), -1).unbind(1)
     context = torch.einsum("bhdn,bhen->bhde", k.softmax(-1), v)
     out = torch.einsum("bhde,bhdn->bhen", context, q.softmax(-2) * q.shape[2] ** -0.5)
@@ -29,13 +29,13 @@ def test_attention_and_its_gradient(heads, width, places):
 
 
 def test_two_positions_share_the_weight():
-    """One head of width 1, two positions with keys 0 and log 3: weights 1/4 and 3/4 of the values 4 and 8 are 7, for either query."""
+    """One head of width 1, keys 0 and log 3: weights 1/4 and 3/4 of the values 4 and 8 give 7 for any query."""
     qkv = torch.tensor([[5.0, -5.0], [0.0, torch.tensor(3.0).log()], [4.0, 8.0]])[None, :, :, None]
     out, context, norm = linear_attention(qkv, 1)
     torch.testing.assert_close(out.flatten(), torch.tensor([7.0, 7.0]))
     torch.testing.assert_close(context.flatten(), torch.tensor([7.0]))
     torch.testing.assert_close(norm.flatten(), torch.tensor([1.0986123, 4 / 3]))
-    # dout 1 at the first position only: the context's slope is 1, so dv = (1/4, 3/4) and dk = w (v - 7) = (-3/4, 3/4); dq = 0
+    # dout 1 at the first position: the context's slope is 1, so dv = (1/4, 3/4), dk = w (v - 7) = (-3/4, 3/4) and dq = 0
     dqkv = linear_attention_backward(qkv, torch.tensor([1.0, 0.0]).view(1, 1, 2, 1), context, norm)
     torch.testing.assert_close(dqkv.flatten(2)[0, :, :], torch.tensor([[0.0, 0.0], [-0.75, 0.75], [0.25, 0.75]]))
 
@@ -54,7 +54,7 @@ def test_bf16_goes_in_and_out():
     assert torch.autograd.grad(out.float().sum(), qkv)[0].dtype == torch.bfloat16
 
 
-def test_it_is_an_operator_as_torch_wants_them():
+def test_it_is_a_valid_operator():
     qkv = torch.randn(1, 12, 2, 2, requires_grad=True)
     torch.library.opcheck(
         linear_attention, (qkv, 1), test_utils=("test_schema", "test_faketensor", "test_autograd_registration")

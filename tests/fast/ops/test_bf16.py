@@ -1,4 +1,4 @@
-"""One cast of all weights gives what autocast gives, bit by bit."""
+"""One cast of all weights gives the bits of autocast."""
 
 import copy
 
@@ -35,7 +35,7 @@ def unets(channels: int) -> dict[str, Arch]:
     return {
         "convnext": ConvnextUnet(dim=8).resolved(shape),
         "unet": Unet(widths=(32, 64), layers=1, attention=(4,)).resolved(shape),
-        # of a head's 16 features 11 stay, and zeros come before the product
+        # of a head's 16 features 11 stay, zero-padded before the product
         "unet, pruned": cut(Unet(widths=(32, 64), layers=1, attention=(4,), groups=4, heads=16).resolved(shape), 0.3),
     }
 
@@ -45,7 +45,7 @@ UNETS = unets(1)
 
 @pytest.mark.parametrize("name", UNETS)
 def test_the_bits_of_fused_networks_are_autocasts(name: str) -> None:
-    """Where weights and biases of several layers are put together first, too; and a network that only draws may keep them rounded."""
+    """Also where weights and biases of several layers are concatenated first, and where a network keeps them rounded."""
     torch.manual_seed(0)
     net = for_tensor_cores(UNETS[name].build(), ("norm", "attention"))
     with torch.no_grad():
@@ -65,15 +65,18 @@ def test_the_bits_of_fused_networks_are_autocasts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNETS)
-def test_gradients_lie_as_their_weights_do(name: str, monkeypatch) -> None:
-    """Padded ones, too: where one does not, torch copies all of a list one by one, and nothing is gained by having one."""
+def test_gradients_have_the_layout_of_their_weights(name: str, monkeypatch) -> None:
+    """Padded ones, too: if one layout differs, torch copies the tensors of the list one by one."""
     net, lists, copy_all = for_tensor_cores(unets(3)[name].build(), ("norm", "attention")), [], torch._foreach_copy_
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (lists.append((to, of)), copy_all(to, of)))
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         Bf16Weights(net, lambda run: run)(torch.randn(2, 3, 8, 8), torch.tensor([3, 700])).float().square().sum().backward()
-    places = lambda t: [stride for size, stride in zip(t.shape, t.stride()) if size > 1]  # noqa: E731
+
+    def strides(t: torch.Tensor) -> list[int]:
+        return [stride for size, stride in zip(t.shape, t.stride()) if size > 1]
+
     for to, of in lists:
-        assert [places(t) for t in to] == [places(t) for t in of]
+        assert [strides(t) for t in to] == [strides(t) for t in of]
     assert len(lists) == 2
 
 
@@ -81,7 +84,7 @@ def gradients(run, net: nn.Module, prox: bool) -> list[torch.Tensor]:
     x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         loss = run(x).float().square().sum()
-    if prox:  # as FedProx does, the fp32 weights themselves
+    if prox:  # like FedProx, use the fp32 weights
         loss = loss + sum(p.square().sum() for p in net.parameters())
     return list(torch.autograd.grad(loss, list(net.parameters())))
 
@@ -96,14 +99,14 @@ def test_the_bits_are_autocasts() -> None:
 
 
 def test_compiled_it_is_the_same() -> None:
-    """Traced ahead, forwards and backwards, and run by torch's own kernels: the bits of the network as it is."""
+    """Both passes, traced ahead and run by torch's own kernels: the bits of the uncompiled network."""
     net = network()
     compiled = Bf16Weights(net, lambda run: torch.compile(run, backend="aot_eager", dynamic=False))
     for a, b in zip(gradients(compiled, net, False), gradients(Bf16Weights(net, lambda run: run), net, False), strict=True):
         assert torch.equal(a, b)
 
 
-def test_what_a_loss_leaves_out_has_no_gradient() -> None:
+def test_unused_weights_have_no_gradient() -> None:
     net = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     net.forward = net[0].forward
     with torch.autocast("cpu", torch.bfloat16):
@@ -111,7 +114,7 @@ def test_what_a_loss_leaves_out_has_no_gradient() -> None:
     assert net[0].weight.grad is not None and net[1].weight.grad is None
 
 
-def test_frozen_layers_stay_out_of_it() -> None:
+def test_frozen_layers_have_no_gradient() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     net[0].requires_grad_(False)
     with torch.autocast("cpu", torch.bfloat16):
@@ -120,12 +123,12 @@ def test_frozen_layers_stay_out_of_it() -> None:
 
 
 def test_only_what_autocast_rounds_is_rounded() -> None:
-    """Neither a normalisation's weights nor biases that are added in fp32."""
+    """Not the weights of normalisations, nor biases that are added in fp32."""
     assert list(autocast_weights(network())) == ["0.weight", "1.weight", "3.weight", "6.weight", "6.bias", "7.weight"]
 
 
 def test_a_network_that_only_draws_keeps_rounded_weights() -> None:
-    """Under autocast the same bits, also after it was filled with other weights in fp32."""
+    """The same bits under autocast, also after filling it with other fp32 weights."""
     torch.manual_seed(0)
     net, other = network().eval(), network().eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Dropout that is a function of seed, layer and place."""
+"""Dropout as a function of seed, layer and element."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def mask(seed: int, layer: int, rate: float = 0.5) -> torch.Tensor:
 
 
 def by_hand(seed: int, layer: int, rate: float, place: int) -> bool:
-    """The same in Python's integers, cut to 32 bits after every operation."""
+    """The same with Python's integers, cut to 32 bits after every operation."""
     word = 2**32
 
     def mixed(h: int) -> int:
@@ -49,8 +49,8 @@ def test_the_rate_is_kept(rate: float) -> None:
             assert abs(share - (1 - rate)) < 5 * (rate * (1 - rate) / N) ** 0.5, (seed, layer)
 
 
-def test_masks_know_nothing_of_each_other() -> None:
-    """Of two independent fair masks half the places agree, give or take 1 / (2 sqrt n); neighbours in a plane likewise."""
+def test_masks_are_uncorrelated() -> None:
+    """Two independent fair masks agree at half the elements, up to 1 / (2 sqrt n); so do shifts of one mask."""
     base = mask(5, 0)
     others = {f"seed {s}": mask(s, 0) for s in (4, 6, 7, 5 + 2**32, 5 + 2**40)} | {
         f"layer {i}": mask(5, i) for i in (1, 2, 30)
@@ -64,8 +64,8 @@ def test_masks_know_nothing_of_each_other() -> None:
         assert abs(agreement - 0.5) < 5 / (2 * N**0.5), name
 
 
-def test_no_mask_is_another_one_moved() -> None:
-    """Places enter the hash as place x 0x9E3779B1 + first; the lag at which those of two seeds meet must show nothing."""
+def test_no_mask_is_another_one_shifted() -> None:
+    """Elements enter the hash as index x 0x9E3779B1 + first. At the lag where two seeds coincide, masks must not agree."""
     word, places = 2**32, torch.arange(N)
     for seed in (5, 6, 1000):
         first = []
@@ -78,15 +78,15 @@ def test_no_mask_is_another_one_moved() -> None:
         assert abs(agreement - 0.5) < 5 / (2 * N**0.5)
 
 
-def test_runs_of_four_places_are_spread_evenly() -> None:
-    """Sixteen patterns of four neighbours, 16,384 of each: chi-squared of 15 degrees, under 45 but once in ten thousand."""
+def test_patterns_of_four_elements_are_uniform() -> None:
+    """Sixteen patterns of four neighbours, 16,384 of each: chi-squared with 15 degrees exceeds 45 once in ten thousand."""
     for seed in range(8):
         patterns = mask(seed, 3).view(-1, 4).long() @ torch.tensor([8, 4, 2, 1])
         counts = torch.bincount(patterns, minlength=16).double()
         assert ((counts - N / 64).square() / (N / 64)).sum() < 45
 
 
-def test_a_mask_is_of_places_not_of_memory() -> None:
+def test_a_mask_does_not_depend_on_the_memory_layout() -> None:
     x = torch.randn(2, 6, 4, 4)
     seed = torch.tensor(3)
     y = dropped(x, seed, 0, 0.3)

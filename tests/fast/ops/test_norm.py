@@ -1,4 +1,4 @@
-"""The fused operations in plain torch, which kernels are held to elsewhere, against torch's own functions."""
+"""The fused operations in plain torch against torch's own functions. GPU tests compare the kernels with them."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_bf16_goes_in_and_out():
 
 
 def test_sequences_are_planes_of_one_row():
-    """What attention normalises: B x C x L, channels next to each other."""
+    """The input of attention's normalisation: B x C x L, with channels last in memory."""
     x = torch.randn(2, 9, 16).transpose(1, 2).requires_grad_()
     weight, bias = torch.randn(16), torch.randn(16)
     y = norm(x, None, weight, bias, None, 4, 1e-6, False, False, 0.0, 0)[0]
@@ -64,7 +64,7 @@ def test_sequences_are_planes_of_one_row():
     assert y.stride() == x.stride()
 
 
-def test_rows_are_copied_only_where_they_must_be():
+def test_rows_are_copied_only_if_necessary():
     whole = torch.randn(2, 32, 4, 6).contiguous(memory_format=LAST)
     some = whole[:, :28]
     assert rows(whole)[0] is whole and rows(whole)[1] == 32
@@ -79,15 +79,16 @@ def test_rows_are_copied_only_where_they_must_be():
         assert row == 32 and torch.equal(made, awkward) and made.stride() == empty_rows(awkward).stride()
 
 
-def test_torch_finds_the_operators_in_order():
-    """Schemas, shapes on paper, and gradients through a compiler's tracing, by torch's own check."""
+def test_the_operators_are_valid():
+    """Torch's own check of schemas, fake tensors, and gradients through a compiler's tracing."""
     checks = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_static")
     torch.library.opcheck(norm, arguments(8, 4, 2, PARTS[0]), test_utils=checks)
 
 
 def test_a_bias_and_more_are_added_at_once():
-    """Two images of two channels and one position, 1, 2 and 3, 4; a bias of 10, 20; 100 to all, where there is more. The gradient of
-    a bias is the sum of its channel's: 1 + 3 and 2 + 4; those of what is added are the sum's own."""
+    """Two images of two channels and one position, 1, 2 and 3, 4; a bias of 10, 20; 100 to all, where there is more. The
+    gradient of a bias is the sum of its channel's: 1 + 3 and 2 + 4; those of what is added are the sum's own.
+    """
     x, more = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(2, 2, 1, 1).requires_grad_(), torch.full((2, 2, 1, 1), 100.0)
     bias = torch.tensor([10.0, 20.0], requires_grad=True)
     assert plus(x, bias).flatten().tolist() == [11.0, 22.0, 13.0, 24.0]
@@ -98,8 +99,10 @@ def test_a_bias_and_more_are_added_at_once():
 
 
 def test_a_sum_is_rounded_once_and_its_bias_not_at_all():
-    """256 + 1 + 1 in bf16, whose neighbours there are two apart: one addition after another stays at 256, all at once are 258. A
-    gradient of 1/512 from each of 3 x 512 positions is 3, where bf16, adding one by one, would stop at 0.5."""
+    """256 + 1 + 1 in bf16, whose numbers there are two apart: two additions stay at 256, one sum gives 258.
+
+    A gradient of 1/512 from each of 3 x 512 positions is 3; repeated addition in bf16 would stop at 0.5.
+    """
     x = torch.full((3, 1, 16, 32), 256.0, dtype=torch.bfloat16, requires_grad=True)
     bias = torch.ones(1, requires_grad=True)
     y = plus(x, bias, torch.ones_like(x))
@@ -116,8 +119,8 @@ def test_a_frozen_bias_is_not_summed(monkeypatch):
     assert (x.grad == 2).all()
 
 
-def test_what_does_not_fit_is_refused():
-    """A kernel would read beside it."""
+def test_wrong_shapes_are_refused():
+    """A kernel would read out of bounds."""
     x = torch.zeros(2, 8, 4, 4)
     for bias, more in (
         (torch.zeros(8), torch.zeros(2, 8, 1, 1)),
@@ -140,7 +143,7 @@ def test_a_product_with_a_summed_bias_is_the_plain_one(shape):
         torch.testing.assert_close(a, b)
 
 
-def test_a_normalisation_that_nobody_learns_from_has_no_gradient():
+def test_a_normalisation_without_an_incoming_gradient_has_none():
     class Stopped(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -175,8 +178,8 @@ def test_compiled_a_sum_is_the_same(more):
     torch.library.opcheck(plus_kernel, given, test_utils=checks)
 
 
-def test_where_kernels_cannot_be_built_torchs_own_are_used(monkeypatch):
-    """Triton is there and the GPU is not, as a C compiler might not be: it is told, and nothing fails."""
+def test_without_working_kernels_torchs_own_are_used(monkeypatch):
+    """Triton is installed without a GPU, which fails like a missing C compiler: a warning, and no error."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: "found")
     with pytest.warns(UserWarning, match="our GPU kernels do not run here, so torch's own do, which are slower: "):
         assert not available(torch.device("cuda", 7))
@@ -184,7 +187,7 @@ def test_where_kernels_cannot_be_built_torchs_own_are_used(monkeypatch):
 
 
 def test_layers_side_by_side_are_the_layers():
-    """Two layers of one input, 2 x + 1 and (x, -x), 10 and (0, 20) added: values and gradients, of what is added, too."""
+    """Two layers of one input, 2 x + 1 and (x, -x), plus 10 and (0, 20): values and all gradients."""
     layers = [torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)]
     with torch.no_grad():
         for layer, weight, bias in zip(layers, ([[2.0]], [[1.0], [-1.0]]), ([1.0], [0.0, 0.0])):
@@ -199,8 +202,8 @@ def test_layers_side_by_side_are_the_layers():
     assert layers[1].bias.grad.tolist() == more[1].grad.tolist() == [20.0, 0.0] and more[0].grad.tolist() == [2.0]
 
 
-def test_a_shift_may_be_every_images_or_lie_in_other_rows():
-    """One number a channel is the same for all images; a part of wider rows, in bf16, is read where it lies."""
+def test_a_shift_may_be_common_or_part_of_wider_rows():
+    """A number per channel is common to all images. A part of wider rows, in bf16, is read in place."""
     x, weight, bias, one, wide = (torch.randn(s) for s in ((3, 8, 2, 2), (8,), (8,), (8,), (3, 20)))
     rest = (weight, bias, None, 2, 1e-5, True, False, 0.0, 0)
     for learnt, part in ((one, lambda t: t), (wide.bfloat16(), lambda t: t[:, 5:13])):

@@ -1,4 +1,4 @@
-"""From warm-up models to an auxiliary image set, as FedDDPM and its rivals begin (Peng et al., 2025, section III)."""
+"""Warm-up models and the auxiliary images drawn from them: FedDDPM's preparation (Peng et al., 2025, section III)."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ from effuse.core.workbench import Client, Workbench
 from effuse.diffusion.samplers import Ancestral
 
 WARM_UP, SYNTHESIS = "warm-up", "synthesis"
-WARMED = "warm-up model"  # its place in a client's state
+WARMED = "warm-up model"  # the key of a client's state that holds its model
 NOBODY = -1  # the origin of an image that no client's model drew
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
@@ -35,7 +35,7 @@ class AuxiliarySet:
     """Images that the server drew from clients' models, each with the client that it came from."""
 
     pixels: Tensor  # uint8, N x C x H x W
-    labels: Tensor  # int64; all nought where the models know no classes
+    labels: Tensor  # int64; all zero where models are unconditional
     origin: Tensor  # int64, a client's number, or NOBODY
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class AuxiliarySet:
         return AuxiliarySet(self.pixels[chosen], self.labels[chosen], self.origin[chosen])
 
     def images(self, labelled: bool) -> Images:
-        """As a model would have drawn them, in [-1, 1]."""
+        """As samples of a model, in [-1, 1]."""
         return Images(self.pixels.cpu().float() / 127.5 - 1.0, self.labels.cpu() if labelled else None)
 
     def shard(self, classes: int, device: torch.device) -> Shard:
@@ -56,16 +56,22 @@ class AuxiliarySet:
 
 @message(name="synthesis.server")
 class SynthesisServer(Server):
-    """The global model, the clients that are yet to be turned to or asked for their models, and the auxiliary set so far."""
+    """The global model and the auxiliary set so far."""
 
-    pending: tuple[int, ...] = ()
-    warmed: tuple[int, ...] = ()
+    pending: tuple[int, ...] = ()  # clients whose warm-up is to come
+    warmed: tuple[int, ...] = ()  # clients that have warmed up and not yet sent their models
     auxiliary: AuxiliarySet | None = None
+
+    @property
+    def A(self) -> AuxiliarySet:
+        """The auxiliary set after synthesis."""
+        assert self.auxiliary is not None
+        return self.auxiliary
 
 
 @message(name="synthesis.progress")
 class WarmUpReport:
-    """All that a client tells of its warm-up."""
+    """All that a client reports of its warm-up: its loss and size."""
 
     weight: float
     loss: float
@@ -73,11 +79,11 @@ class WarmUpReport:
 
 @message(name="synthesis.upload")
 class Upload:
-    """A client's own model, and what the server must know to draw in proportion from it."""
+    """A client's warm-up model, and what the server needs to draw from it in proportion."""
 
     model: Model
     size: int
-    histogram: Tensor | None  # int64, images of each class, where the model is told classes; a tensor, so that it is charged
+    histogram: Tensor | None  # int64, images of each class, for a conditional model; a tensor, so that it counts as traffic
 
     def __post_init__(self) -> None:
         if self.histogram is not None and (self.histogram.dim() != 1 or self.histogram.is_floating_point()):
@@ -89,13 +95,13 @@ class Upload:
 
 @spec
 class Synthesising(Draws):
-    """An algorithm that begins with a model per client and the images that the server draws from them."""
+    """An algorithm that starts with a warm-up model of every client, from which the server draws images."""
 
     warmup: Solver  # of each client's own model; any solver, a private one too
-    sampler: Sampler = Ancestral(batch=100)  # of the auxiliary set, in whole batches: few images want small ones
+    sampler: Sampler = Ancestral(batch=100)  # of the auxiliary set, in whole batches: use small ones for few images
     share: Fraction = 0.1  # |A_i| = 0.1 m_i; drawn once, since "in each round" contradicts "before training" in the paper
-    group: PositiveInt = 10  # clients in a round of warm-up or synthesis: the most that a killed run does again
-    real: bool = False  # A is taken from the clients' images, as only a simulation can: what do drawn ones cost?
+    group: PositiveInt = 10  # clients in a round of warm-up or synthesis: the most that a killed run repeats
+    real: bool = False  # A is taken from the clients' images, as only a simulation can; shows what drawn images lose
 
     def __post_init__(self) -> None:
         getattr(super(), "__post_init__", lambda: None)()
@@ -106,12 +112,12 @@ class Synthesising(Draws):
         super().ready(clients)
         if self.warmup.schedule != Constant():
             raise RecipeError(
-                "algorithm.warmup.schedule: a schedule goes by federated rounds, and warm-up comes before the first; leave it out"
+                "algorithm.warmup.schedule: a schedule goes by federated rounds, which follow the warm-up; leave it out"
             )
 
-    def setup(self, model: Model, fed: Federation) -> Server:
+    def setup(self, model: Model, fed: Federation) -> SynthesisServer:
         if self.real:
-            fed.pool()  # refused here, where there is no such thing
+            fed.pool()  # a real federation has none: refuse before any client trains
             return SynthesisServer(model, phase=SYNTHESIS)
         return SynthesisServer(model, phase=WARM_UP, pending=tuple(fed.clients))
 
@@ -119,14 +125,14 @@ class Synthesising(Draws):
         return server.phase in (WARM_UP, SYNTHESIS)
 
     def prepare(self, server: SynthesisServer, fed: Federation, then: str = FEDERATE) -> SynthesisServer:
-        """One round of warm-up, or of synthesis from it, for the next few clients: no more than their models lie about."""
+        """One round of warm-up, or of synthesis from it, for the next group of clients."""
         if self.real:
             return dataclasses.replace(server, auxiliary=self.taken(fed, server.model.arch.conditional), phase=then)
         if server.phase == WARM_UP:
-            # a last one alone could not be spared, whatever the quorum, if its answer were lost
+            # a single last client joins this group: alone, its lost answer would end the run, whatever the quorum
             n = self.group + (len(server.pending) == self.group + 1 > 2)
             now, pending = server.pending[:n], server.pending[n:]
-            # and not all of them: a client whose answer is lost has kept no model
+            # only those that answered: a client whose answer is lost has kept no model
             warmed = tuple(k for k, _ in fed.ask(self.warm_up, now, arch=server.model.arch))
             return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
         before = [] if server.auxiliary is None else [server.auxiliary]
@@ -136,15 +142,15 @@ class Synthesising(Draws):
             histogram = None if upload.histogram is None else upload.histogram.tolist()
             return synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram)
 
-        added = list(itertools.starmap(drawn, fed.ask(self.upload, server.warmed)))  # which holds one model at a time
+        added = list(itertools.starmap(drawn, fed.ask(self.upload, server.warmed)))  # one model in memory at a time
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
         phase = WARM_UP if server.pending else then
-        auxiliary = together([*before, *added]) if before or added else None  # all of a group may be shut out
+        auxiliary = together([*before, *added]) if before or added else None  # no client of a group may have answered
         return dataclasses.replace(server, auxiliary=auxiliary, warmed=(), phase=phase)
 
     def taken(self, fed: Federation, labelled: bool) -> AuxiliarySet:
-        """So many real images as there would be drawn ones, at random of all; they come of nobody's model."""
+        """As many real images as would be drawn, at random from all."""
         pool = fed.pool()
         order = torch.from_numpy(fed.workbench.stream("real").numpy().permutation(len(pool)))
         rows = order[: max(1, round(self.share * len(pool)))]
@@ -157,7 +163,7 @@ class Synthesising(Draws):
         net = client.load(client.initial(arch))
         fit = client.fit(net, self.warmup, client.data)
         model = client.unload(net)
-        # kept until it is asked for, so that neither a killed warm-up nor a lost upload costs the others theirs
+        # in the client's state, so that neither a killed warm-up nor a lost upload repeats the other clients' work
         client.state[WARMED] = model if fit.average is None else model.holding(fit.average)
         return WarmUpReport(float(client.size), fit.loss)
 
@@ -166,7 +172,8 @@ class Synthesising(Draws):
         model = client.state.pop(WARMED)
         return Upload(model, client.size, torch.tensor(client.data.histogram) if model.arch.conditional else None)
 
-    def images(self, server: SynthesisServer) -> Images | None:
+    def images(self, server: Server) -> Images | None:
+        assert isinstance(server, SynthesisServer)
         return None if server.auxiliary is None else server.auxiliary.images(server.model.arch.conditional)
 
 
@@ -176,18 +183,18 @@ def synthesised(
     """Draw `n` images from a client's model, its classes in proportion to the client's own."""
     labels = torch.zeros(n, dtype=torch.int64) if histogram is None else in_proportion(histogram, n)
     full = whole(n, sampler)
-    asked = None if histogram is None else torch.cat([labels, labels[-1:].expand(full - n)])
-    drawn = bench.generate(model, full, sampler, asked).first(n)
+    requested = None if histogram is None else torch.cat([labels, labels[-1:].expand(full - n)])
+    drawn = bench.generate(model, full, sampler, requested).first(n)
     return AuxiliarySet(as_bytes(drawn), labels, torch.full((n,), client))
 
 
 def as_bytes(images: Images) -> Tensor:
-    """How images are stored; in a rehearsal they are shapes."""
+    """Images as stored bytes; a rehearsal has shapes only."""
     return images.pixels.to(torch.uint8) if images.pixels.is_meta else images.bytes()
 
 
 def whole(n: int, sampler: Sampler) -> int:
-    """`n` images in whole batches, even if some are thrown away: one recording of the sampler serves every client."""
+    """`n` rounded up to whole batches, so that one recording of the sampler serves every client."""
     return math.ceil(n / sampler.batch) * sampler.batch
 
 
@@ -201,22 +208,21 @@ def in_proportion(histogram: Sequence[int], n: int) -> Tensor:
 
 def together(parts: Sequence[AuxiliarySet]) -> AuxiliarySet:
     """Several sets as one, in their order."""
-    device = parts[-1].pixels.device  # what a checkpoint gave back may lie elsewhere
+    device = parts[-1].pixels.device  # a checkpoint may have put earlier ones elsewhere
     pixels = torch.cat([p.pixels.to(device) for p in parts])
     return AuxiliarySet(pixels, torch.cat([p.labels.cpu() for p in parts]), torch.cat([p.origin.cpu() for p in parts]))
 
 
 def joined(shard: Shard, pixels: Tensor, labels: Tensor | None) -> Shard:
-    """A client's data with synthetic images added, stored as its own are."""
+    """A client's data with synthetic images added, in its own storage format."""
     data = shard.gathered()
     own = data.images
-    if pixels.is_meta:  # a rehearsal, in which nothing but the client's labels is real
+    if pixels.is_meta:  # a rehearsal: only the client's labels have values
         own = own.to("meta")
     if labels is None or pixels.is_meta:
         labels = torch.zeros(len(pixels), dtype=torch.int64)
     added = pixels if data.peak == 255 else (pixels.float() * (data.peak / 255)).round()
     images = torch.cat([own, added.to(own.device, own.dtype)])
     labels = torch.cat([data.labels, labels.to(data.labels.device)])
-    return Shard.whole(
-        dataclasses.replace(data, images=images, labels=labels, groups=None, domains=None)
-    )  # drawn ones have none
+    # synthetic images have no groups and no domains
+    return Shard.whole(dataclasses.replace(data, images=images, labels=labels, groups=None, domains=None))

@@ -1,4 +1,4 @@
-"""What becomes of the ConvNeXt U-Net's blocks where steps are recorded."""
+"""Faster blocks for the ConvNeXt U-Net in recorded steps."""
 
 from collections.abc import Collection
 from typing import Any
@@ -15,47 +15,49 @@ from effuse.models.convnext_unet import HEADS, Block, ConvNeXtUNet, LinearAttent
 
 
 class FusedBlock(Block):
-    """The same block, whose biases, times and GELU are left to the normalisations that follow them."""
+    """The same block. Its normalisations add the biases and time embeddings before them, and apply the GELU."""
 
-    place: int  # among those who are told the time
+    time_index: int  # of this block's time embedding
 
     def forward(self, x: Tensor, embedding: tuple[Tensor, ...] | None = None) -> Tensor:  # type: ignore[override]
-        norm, widen, _, norm_wide, narrow = self.mix
-        shift = self.depthwise.bias if embedding is None else embedding[self.place]
-        h = widen.unbiased(normed(self.depthwise.unbiased(x), norm, shift))
+        mix: Any = self.mix  # its convolutions are AlignedConv2d here
+        depthwise: Any = self.depthwise
+        norm, widen, _, norm_wide, narrow = mix
+        shift = depthwise.bias if embedding is None else embedding[self.time_index]
+        h = widen.unbiased(normed(depthwise.unbiased(x), norm, shift))
         shortcut = None if isinstance(self.residual, nn.Identity) else self.residual
         return joined(narrow, normed(h, norm_wide, widen.bias, before=True), shortcut, x)
 
 
 class FusedUNet(ConvNeXtUNet):
-    """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
+    """The same network. One product gives all blocks' time embeddings, with the adjacent biases added."""
 
     def times(self, embedding: Tensor, give: Give) -> Any:
         blocks = self.blocks(give)
         return side_by_side([b.time for b in blocks], F.gelu(embedding), [b.depthwise.bias for b in blocks])
 
     def blocks(self, give: Give = "output") -> list[Any]:
-        """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
+        """The blocks in order. Features do not depend on those after the middle, which then have no gradient."""
         levels = (*self.downs, self.middle, *(self.ups if give != "features" else ()))
         return [block for level in levels for block in (level.first, level.second)]
 
 
 class FusedLinearAttention(LinearAttention):
-    """The same between its convolutions in one kernel."""
+    """The same attention as one kernel between the convolutions."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.out(linear_attention(self.qkv(self.norm(x)), HEADS)[0])
 
 
-def adapt(net: ConvNeXtUNet, kernels: Collection[str]) -> None:
-    """Replace what is faster otherwise, given our kernels that run."""
+def adapt(net: Any, kernels: Collection[str]) -> None:
+    """Replace the modules for which one of the available kernels is faster."""
     if "norm" in kernels:
         net.__class__ = FusedUNet
         for module in net.modules():
             if type(module) is Block:
                 module.__class__ = FusedBlock
-        for place, block in enumerate(net.blocks()):
-            block.place = place
+        for index, block in enumerate(net.blocks()):
+            block.time_index = index
     if "attention" in kernels:
         for module in net.modules():
             if type(module) is LinearAttention:

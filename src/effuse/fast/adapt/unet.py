@@ -1,4 +1,4 @@
-"""What becomes of the U-Net's blocks where steps are recorded; it needs diffusers, and is imported where such a network is."""
+"""Faster blocks for the U-Net in recorded steps; imported only for such a network, because it needs diffusers."""
 
 from collections.abc import Collection
 from typing import Any
@@ -17,36 +17,40 @@ from effuse.fast.ops.products import aligned, side_by_side
 from effuse.models.unet import network_class
 
 Network: Any = network_class()
+# base classes without diffusers' annotations, which do not fit the forward passes below
+AnyResnetBlock: Any = ResnetBlock2D
+AnyAttention: Any = Attention
+AnyUpsample: Any = Upsample2D
 
 
 class FusedNetwork(Network):
-    """The same network, whose blocks' times, with the biases that stand beside them, are one product."""
+    """The same network. One product gives all blocks' time embeddings, with the adjacent biases added."""
 
     def times(self, embedding: Tensor, give: Give) -> Any:
         blocks = self.blocks(give)
         return side_by_side([b.time_emb_proj for b in blocks], F.silu(embedding), [b.conv1.bias for b in blocks])
 
     def blocks(self, give: Give = "output") -> list[Any]:
-        """The blocks in their order; features have no use for those behind the middle, which then have no gradient."""
+        """The blocks in order. Features do not depend on those after the middle, which then have no gradient."""
         levels = (*self.down_blocks, self.mid_block, *(self.up_blocks if give != "features" else ()))
         return [block for level in levels for block in level.resnets]
 
 
-class FusedResnetBlock(ResnetBlock2D):
-    """The same block, whose biases, times, SiLU and dropout are left to its normalisations."""
+class FusedResnetBlock(AnyResnetBlock):
+    """The same block. Its normalisations add biases and time embeddings, and apply SiLU and dropout."""
 
-    place: int  # among those who are told the time
+    time_index: int  # of this block's time embedding
 
     def forward(self, x: Tensor, temb: tuple[Tensor, ...]) -> Tensor:
         h = self.conv1.unbiased(normed(x, self.norm1, after=True))
-        h = normed(h, self.norm2, temb[self.place], after=True, drop=self.dropout)
+        h = normed(h, self.norm2, temb[self.time_index], after=True, drop=self.dropout)
         return joined(self.conv2, h, self.conv_shortcut, x)
 
 
-class FusedAttention(Attention):
-    """The same attention, whose queries, keys and values are one product; positions lie in rows as they come.
+class FusedAttention(AnyAttention):
+    """The same attention. One product gives queries, keys and values, and positions stay in rows.
 
-    Heads that pruning has left with 204 features have zeros up to 208, which add nothing to any product.
+    Zeros pad a pruned head's 204 features to 208; they add nothing to any product.
     """
 
     def forward(self, x: Tensor, temb: Any = None) -> Tensor:
@@ -59,15 +63,15 @@ class FusedAttention(Attention):
         return plus(h, self.to_out[0].bias.to(h.dtype), x)  # rounded, as autocast has it
 
 
-class Doubling(Upsample2D):
-    """The same, its positions copied as they lie."""
+class Doubling(AnyUpsample):
+    """The same upsampling, by copies that keep channels last."""
 
     def forward(self, x: Tensor, output_size: int | None = None) -> Tensor:
         return self.conv(doubled(x)) if output_size is None else super().forward(x, output_size)
 
 
 def adapt(net: Any, kernels: Collection[str]) -> None:
-    """Replace what is faster otherwise, given our kernels that run."""
+    """Replace the modules for which one of the available kernels is faster."""
     for module in net.modules():
         if type(module) is Upsample2D:
             module.__class__ = Doubling
@@ -75,9 +79,9 @@ def adapt(net: Any, kernels: Collection[str]) -> None:
         return
     net.conv_norm_out.__class__, net.conv_act.__class__ = FusedGroupNormSiLU, nn.Identity
     for module in net.modules():
-        if type(module) is Attention and module.group_norm is not None:  # none in the middle where times scale
+        if type(module) is Attention and module.group_norm is not None:  # the middle has none where time embeddings scale
             module.__class__ = FusedAttention
     if net.config.resnet_time_scale_shift == "default":
         net.__class__ = FusedNetwork
-        for place, block in enumerate(net.blocks()):
-            block.__class__, block.place = FusedResnetBlock, place
+        for index, block in enumerate(net.blocks()):
+            block.__class__, block.time_index = FusedResnetBlock, index

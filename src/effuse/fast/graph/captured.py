@@ -1,8 +1,8 @@
-"""The captured machine: a training step or a network evaluation is recorded once as a CUDA graph and replayed ever after.
+"""The captured machine: a training step or a network evaluation is recorded once as a CUDA graph, then replayed.
 
-On one GPU a round of a small U-Net is bound by Python and kernel launches, not by arithmetic. Here the step (forward, loss, backward,
-direction, clipping, optimiser) works on static buffers; a client's weights, data and randomness are copied in before each replay, so one
-recording per (network, solver, loss, direction, batch shape) serves every client of every round.
+On one GPU, Python and kernel launches limit a round of a small U-Net, not arithmetic. Here a step (forward, loss, backward,
+direction, clipping, optimiser) works on static buffers. A client's weights, data and randomness are copied in before each
+replay, so one recording per (network, solver, loss, direction, batch shape) serves every client of every round.
 """
 
 import gc
@@ -27,15 +27,18 @@ from effuse.fast.ops.bf16 import Bf16Weights
 from effuse.fast.ops.kernels import available
 from effuse.machines.eager import Eager
 
-KERNELS = ("norm", "attention", "cast")  # what we do ourselves, where our kernels run; "norm" with the biases around
-TRIES_TILINGS = "write_are_deterministic_algorithms_enabled"  # unless it is told that it is in torch's deterministic mode
-VARIANTS = 256  # of a network's code that a process may compile; torch's own 8 are fewer than a table of pruned networks has
+KERNELS = ("norm", "attention", "cast")  # replaced by our kernels where these run; "norm" includes the adjacent biases
+TRIES_TILINGS = "write_are_deterministic_algorithms_enabled"  # if False, the compiler tries tilings in deterministic mode
+VARIANTS = (
+    256  # compiled variants of a function in a process; torch's default of 8 is too few for a table of pruned networks
+)
 
 
 class Captured(Eager):
     """A GPU whose steps are CUDA graphs in bf16; weights and optimiser state stay fp32."""
 
     arithmetic = "bf16"
+    stream: torch.cuda.Stream
 
     def __init__(
         self,
@@ -47,16 +50,16 @@ class Captured(Eager):
         super().__init__(device)
         self.compiled, self.reproducible, self.recorder = compiled, reproducible, RECORDERS[not reproducible]
         self.kernels = frozenset(kernels) if available(device) else frozenset()
-        # a recording keeps the scratch memory of the stream it was made on: two that may play at once need streams of their own,
-        # and the server may draw from one client's model while the next one trains
+        # a recording uses its stream's scratch memory, so recordings that may run at the same time need separate streams:
+        # the server may draw from one client's model while the next client trains
         self.stream, self.drawing = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self.captures = 0  # recordings made, for whoever checks that there are few
+        self.captures = 0  # recordings made, for tests
         self._steps: dict[Any, TrainingStep] = {}
         self._evaluations: dict[Any, Evaluation] = {}
 
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.module.modules()):
-            return super().fit(net, work)  # padding would enter its statistics
+            return super().fit(net, work)  # padding would change batch statistics
         frozen = tuple(k for k, p in net.params.items() if not p.requires_grad)
         key = step_key(net.arch, work, frozen)
         if key not in self._steps:
@@ -70,25 +73,25 @@ class Captured(Eager):
 
     def forget(self, arch: Arch) -> None:
         super().forget(arch)
-        for kept in (self._steps, self._evaluations):
-            self._drop(kept, [key for key in kept if key[0] == arch])
+        for recordings in (self._steps, self._evaluations):
+            self._drop(recordings, [key for key in recordings if key[0] == arch])
 
     def reset_for(self, arch: Arch) -> None:
-        """What the last run did not play is let go: a table of many methods would fill a GPU with their recordings."""
+        """Drop recordings that the last run did not use: those of a table of many methods would fill a GPU."""
         super().reset_for(arch)
-        self._drop(self._steps, [key for key, step in self._steps.items() if not step.played])
+        self._drop(self._steps, [key for key, step in self._steps.items() if not step.used])
         for step in self._steps.values():
-            step.played = False
+            step.used = False
 
-    def _drop(self, kept: dict[Any, Any], keys: list[Any]) -> None:
+    def _drop(self, recordings: dict[Any, Any], keys: list[Any]) -> None:
         for key in keys:
-            del kept[key]
+            del recordings[key]
         if keys:
-            gc.collect()  # compiled networks are held in circles
+            gc.collect()  # compiled networks have reference cycles
             torch.cuda.empty_cache()
 
     def _known(self) -> set[Arch]:
-        return super()._known() | {key[0] for kept in (self._steps, self._evaluations) for key in kept}
+        return super()._known() | {key[0] for recordings in (self._steps, self._evaluations) for key in recordings}
 
     @torch.no_grad()
     def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
@@ -103,7 +106,7 @@ class Captured(Eager):
         return self._evaluations[key]
 
     def network(self, arch: Arch) -> nn.Module:
-        """A network of a recording's own, laid out for the tensor cores."""
+        """A new network for a recording, laid out for the tensor cores."""
         with keyed(Stream(("blank",))), torch.device(self.device):
             module = for_tensor_cores(arch.build(), self.kernels)
         for name, p in module.named_parameters():
@@ -111,23 +114,23 @@ class Captured(Eager):
         return module
 
     def companion(self, arch: Arch) -> Net:
-        """A frozen network that a loss may call, to be filled for each fit."""
+        """A frozen network that a loss may call. Each fit fills it."""
         module = self.network(arch).eval().requires_grad_(False)
         return Net(module, self.faster(module), arch)
 
     def faster(self, module: Any) -> Any:
         if not self.compiled:
             return module
-        # beyond that number torch goes on uncompiled; its settings are each thread's own, so it is said here, where recordings are made
+        # beyond this limit torch runs uncompiled; the setting is per thread, so it is set here, in the recording thread
         torch._dynamo.config.recompile_limit = VARIANTS
-        # recordings are made in torch's deterministic mode, in which the compiler would not try tilings of reductions either; a tiling
-        # repeats to the bit, and only a run that must give the same bits in any process goes without the trial
+        # in torch's deterministic mode, used for recordings, the compiler would not try tilings of reductions; a tiling
+        # repeats to the bit, so only a run that must give the same bits in every process skips the trial
         choice = "deterministic" if self.reproducible else TRIES_TILINGS
-        options = {choice: self.reproducible} if hasattr(torch._inductor.config, choice) else None
+        options: dict[str, Any] | None = {choice: self.reproducible} if hasattr(torch._inductor.config, choice) else None
         return torch.compile(module, dynamic=False, options=options)
 
     def trained(self, net: nn.Module) -> Any:
-        """The network as a training step calls it."""
+        """The callable of the network for a training step."""
         return Bf16Weights(net, self.faster) if "cast" in self.kernels else self.faster(net)
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:

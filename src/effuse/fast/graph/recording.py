@@ -1,10 +1,10 @@
-"""How a piece of GPU work becomes a recording that repeats to the bit."""
+"""Makes CUDA graphs whose replays repeat to the bit."""
 
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,14 +12,14 @@ from effuse.core.errors import TrainingError
 from effuse.core.rng import DEFAULT_GENERATOR, SETTINGS
 
 T = TypeVar("T")
-# All recordings of a process are made in one thread, backward passes included: cuDNN remembers its choice of algorithms by thread,
-# and two machines that chose differently would give different bits. Whoever may not choose by trial has a thread where nobody did.
+# cuDNN caches its choice of algorithms per thread, and different choices give different bits. So one thread makes all
+# recordings of a process, backward passes included, and a second one those that must not choose algorithms by trial.
 RECORDERS = {trying: ThreadPoolExecutor(1, "recording") for trying in (True, False)}
-WARM_UP = 3  # steps before a recording: libraries choose algorithms and allocate workspaces in them
+WARM_UP = 3  # steps before a recording, in which libraries choose algorithms and allocate workspaces
 
 
 def record(step: Callable[[], None], stream: torch.cuda.Stream, trying: bool) -> torch.cuda.CUDAGraph:
-    """Warm up, in which cuDNN may be `trying` its algorithms on the shapes at hand; then record."""
+    """Warm up, then record. With `trying`, cuDNN benchmarks its algorithms in the warm-up."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, trying
@@ -29,7 +29,7 @@ def record(step: Callable[[], None], stream: torch.cuda.Stream, trying: bool) ->
                 for _ in range(WARM_UP):
                     step()
             torch.cuda.synchronize()
-            # other slots may be at work in their threads: only this thread's calls are checked, and nobody seeds meanwhile
+            # other threads may run clients: check only this thread's calls, and let no thread seed the generator meanwhile
             with DEFAULT_GENERATOR, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 step()
     finally:
@@ -38,7 +38,7 @@ def record(step: Callable[[], None], stream: torch.cuda.Stream, trying: bool) ->
 
 
 def deterministic(make: Callable[[], T], always: bool) -> T:
-    """What is made of operations that add up in a fixed order, or, unless `always`, in any where torch knows no such way."""
+    """Make a recording from deterministic operations; unless `always`, warn and use others where torch lacks them."""
     with SETTINGS:
         try:
             with _in_order(True):
@@ -56,11 +56,11 @@ def deterministic(make: Callable[[], T], always: bool) -> T:
 
 @contextlib.contextmanager
 def _in_order(wanted: bool) -> Iterator[None]:
-    """By default neither attention's gradient repeats to the bit, nor what a compiler scatters."""
-    fills = torch.utils.deterministic
+    """Torch's deterministic mode: without it, attention's gradient and compiled scatters do not repeat to the bit."""
+    fills: Any = torch.utils.deterministic
     before = torch.get_deterministic_debug_mode(), fills.fill_uninitialized_memory
     torch.use_deterministic_algorithms(wanted)
-    fills.fill_uninitialized_memory = False  # every new tensor would be filled, to no use here
+    fills.fill_uninitialized_memory = False  # filling every new tensor is useless here
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Sampling on a GPU: a network evaluation is recorded once for a batch shape, and filled with whatever weights draw."""
+"""Sampling on a GPU: a network evaluation is recorded once per batch shape, and filled with each model's weights."""
 
 from typing import TYPE_CHECKING
 
@@ -35,23 +35,23 @@ class Evaluation:
         self.graph = machine.recorded(evaluate, machine.drawing)
 
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        """The network's answer to as many images as were recorded, or fewer: each image has its own."""
+        """The network's output for at most as many images as were recorded. Images do not influence each other."""
         n = len(x)
         self.x[:n].copy_(x)
         self.t[:n].copy_(t)
         if self.labels is not None and labels is not None:
             self.labels[:n].copy_(labels)
         self.graph.replay()
-        return self.out[:n].clone()  # a multistep sampler keeps what it was given, beyond the next replay
+        return self.out[:n].clone()  # a multistep sampler keeps outputs beyond the next replay
 
     def fill(self, net: Net) -> None:
-        """Take over a network's present weights."""
-        own, theirs = self.net.state_dict(keep_vars=True), net.module.state_dict(keep_vars=True)
-        torch._foreach_copy_(list(own.values()), list(theirs.values()))
+        """Copy a network's present weights."""
+        own, given = self.net.state_dict(keep_vars=True), net.module.state_dict(keep_vars=True)
+        torch._foreach_copy_(list(own.values()), list(given.values()))
 
 
 class Recorded:
-    """Stands in for a network in one draw: a batch shape has its recording, filled with the network's present weights."""
+    """Replaces a network during sampling by the recording for the batch shape, filled with the network's present weights."""
 
     def __init__(self, machine: "Captured", net: Net) -> None:
         self.machine, self.net = machine, net
@@ -59,7 +59,7 @@ class Recorded:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        if self.filled is None or len(self.filled.x) < len(x):  # a last batch of fewer images needs no recording of its own
+        if self.filled is None or len(self.filled.x) < len(x):  # a smaller last batch uses the same recording
             self.filled = self.machine.evaluation(self.net.arch, x, labels is not None)
             self.filled.fill(self.net)
         return self.filled(x, t, labels)

@@ -1,4 +1,4 @@
-"""One recorded training step over static buffers, and what makes two fits the same recording."""
+"""A recorded training step over static buffers, and the key by which fits share it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class TrainingStep:
 
     def __init__(self, machine: "Captured", arch: Arch, work: Work, frozen: tuple[str, ...]) -> None:
         self.machine, self.task, self.solver, device = machine, work.task, work.solver, machine.device
-        self.played = False  # since its machine was last made ready for a run
+        self.used = False  # in the current run
         data, size = work.shard.dataset, work.solver.batch
         self.module = machine.network(arch).train()
         self.seed = seed_of(self.module)
@@ -55,12 +55,12 @@ class TrainingStep:
         image = data.images.shape[1:]
         self.drawn = {k: v.contiguous().clone() for k, v in self.task.draw(size, image, self.labels, generator).items()}
         self.loss = torch.zeros((), device=device)
-        self.noted: Tensor | None = None  # where the loss returns a value beside itself
+        self.noted: Tensor | None = None  # the second value of a loss that returns one
         self.draws = draws_inside(self.module)
         self._record(work, data)
 
     def _record(self, work: Work, data: Dataset) -> None:
-        # a recording outlives its first fit, and its run: it must hold on to neither's data
+        # a recording outlives its first fit and its run, so it must not hold references to their data
         data = dataclasses.replace(
             data, images=data.images[:0].clone(), labels=data.labels[:0].clone(), groups=None, domains=None
         )
@@ -78,14 +78,14 @@ class TrainingStep:
             def forward() -> tuple[Tensor, Tensor | None]:
                 self.net.others = 0
                 if self.seed is not None:
-                    self.seed.add_(1)  # another mask for every step, and for both passes of one that looks uphill
+                    self.seed.add_(1)  # a new mask for every step, and for both passes of a SAM step
                 with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
                     return loss_and_note(loss_of(self.net, batch, self.given))
 
             loss, noted = descend(forward)
             self.loss.copy_(loss)
             if noted is not None:
-                if self.noted is None:  # in the warm-up, so before anything is recorded
+                if self.noted is None:  # in the warm-up, before recording
                     self.noted = torch.zeros((), device=self.machine.device)
                 self.noted.copy_(noted)
 
@@ -93,10 +93,10 @@ class TrainingStep:
 
     @torch.no_grad()
     def run(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
-        """Play a whole fit: weights in, steps, weights out."""
-        self.played = True
-        ours, theirs = list(self.params.values()), list(net.params.values())
-        torch._foreach_copy_(ours, theirs)
+        """Replay a whole fit: copy the weights in, make the steps, copy the weights out."""
+        self.used = True
+        buffers, weights = list(self.params.values()), list(net.params.values())
+        torch._foreach_copy_(buffers, weights)
         self._reset(work)
         data, size, device = work.shard.dataset, self.solver.batch, self.machine.device
         dealt = list(deal(work))
@@ -126,13 +126,11 @@ class TrainingStep:
             self.machine.meter.trained(n)
         mean = mean_loss(list(losses.unbind()), sizes, work)
         noted = None if self.noted is None else mean_loss(list(notes.unbind()), sizes, work)
-        torch._foreach_copy_(theirs, ours)
+        torch._foreach_copy_(weights, buffers)
         kept = kept_state(self.optimiser, self.params) if work.solver.state == "kept" else None
-        average = (
-            None
-            if self.average is None
-            else Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
-        )
+        average = None
+        if self.average is not None:
+            average = Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
         return Fit(len(sizes), sum(sizes), mean, average, mean_gradient(self.total, len(sizes)), noted), kept
 
     def _reset(self, work: Work) -> None:
@@ -145,7 +143,9 @@ class TrainingStep:
             torch._foreach_zero_(moments + sums)
         for full, value in (work.optimiser or {}).items():
             key, _, name = full.partition("/")
-            self.optimiser.state[self.params[name]][key].copy_(value)  # the recording knows these tensors by address
+            self.optimiser.state[self.params[name]][key].copy_(
+                value
+            )  # in place: the recording refers to these tensors by address
         for k, v in work.given.items():
             _fill(self.given[k], v)
         if self.uphill is not None and work.uphill is not None:
@@ -156,12 +156,12 @@ class TrainingStep:
 
 
 def draws_inside(net: nn.Module) -> bool:
-    """Whether a step draws from torch's default generator, of which a process has only one."""
+    """Whether a step draws from torch's default generator, which a process has only once."""
     return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())
 
 
 def step_key(arch: Arch, work: Work, frozen: tuple[str, ...]) -> tuple[Any, ...]:
-    """What makes two fits the same recording: all but weights, data, rates and amounts of work."""
+    """The key of a recording. Fits that differ only in weights, data, rates and amounts of work share it."""
     data = work.shard.dataset
     given = tuple((k, _layout(v)) for k, v in sorted(work.given.items()))
     columns = tuple((k, tuple(c.shape[1:]), c.dtype) for k, c in sorted(work.shard.columns.items()))
@@ -193,7 +193,7 @@ def _layout(value: Any) -> Any:
 
 
 def kind_of(solver: Solver) -> Solver:
-    """A solver without what may differ from fit to fit."""
+    """A solver with fixed values for everything that may differ between fits."""
     return dataclasses.replace(solver, lr=1.0, epochs=None, steps=1, schedule=type(solver).schedule, state="fresh")
 
 

@@ -11,10 +11,10 @@ from effuse.fast.ops.rows import empty_rows, rows
 
 @torch.library.custom_op("effuse::linear_attention", mutates_args=())
 def linear_attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries weigh, by a softmax over features, a context: the values that keys weigh by a softmax over positions.
+    """The context is the values weighted by a softmax of keys over positions; queries, by a softmax over features, read it.
 
-    `qkv` is B x (3 heads features) x places; beside the output, of every head its context and what made its softmax, as numbers in
-    a row: what has four dimensions, a compiler would keep with channels last.
+    `qkv` is B x (3 heads features) x positions. Besides the output, it returns every head's context and softmax statistics,
+    flattened: a compiler would store tensors of four dimensions with channels last.
     """
     out, context, norm = _room(qkv, heads)
     kernels = _kernels(qkv, norm)
@@ -55,7 +55,7 @@ def linear_attention_backward(qkv: Tensor, dout: Tensor, context: Tensor, norm: 
 
 
 def _kernels(qkv: Tensor, norm: Tensor) -> Any:
-    """For heads whose features a tensor core can take as they are."""
+    """The kernels, for heads whose features need no padding for a tensor core."""
     D = norm.shape[2] // 2
     return kernels_for(qkv, "attention") if D >= 16 and D & (D - 1) == 0 else None
 

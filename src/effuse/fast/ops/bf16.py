@@ -1,4 +1,4 @@
-"""One cast of all weights a step, and one of their gradients back, instead of one kernel for each of them."""
+"""One cast of all weights in a step, and one of their gradients, instead of a kernel for each tensor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,43 +6,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CAST = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # whose weights autocast rounds
+CAST = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # layers whose weights autocast rounds
 
 
 class _Rounded(torch.autograd.Function):
     """Tensors in bf16, and their gradients in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, *wholes: Tensor) -> tuple[Tensor, ...]:
-        ctx.like = wholes
-        ctx.set_materialize_grads(False)  # what a loss does not use has no gradient, rather than zeros
-        halves = [torch.empty_like(w, dtype=torch.bfloat16) for w in wholes]
-        torch._foreach_copy_(halves, list(wholes))
-        ctx.mark_non_differentiable(*(h for h, learnt in zip(halves, ctx.needs_input_grad) if not learnt))  # frozen layers
-        return tuple(halves)
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.like = weights
+        ctx.set_materialize_grads(False)  # an unused weight has no gradient, rather than zeros
+        rounded = [torch.empty_like(w, dtype=torch.bfloat16) for w in weights]
+        torch._foreach_copy_(rounded, list(weights))
+        ctx.mark_non_differentiable(*(r for r, trained in zip(rounded, ctx.needs_input_grad) if not trained))
+        return tuple(rounded)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        # as weights are laid out, or torch would copy them once more
-        wholes = [None if g is None else torch.empty_like(w) for w, g in zip(ctx.like, grads)]
-        torch._foreach_copy_([w for w in wholes if w is not None], [g for g in grads if g is not None])
-        return tuple(wholes)
+        # in the weights' memory layout, or torch would copy the gradients once more
+        full = [None if g is None else torch.empty_like(w) for w, g in zip(ctx.like, grads)]
+        torch._foreach_copy_([f for f in full if f is not None], [g for g in grads if g is not None])
+        return tuple(full)
 
 
 class Bf16Weights:
-    """A network that is called with rounded copies of its weights, as autocast would round each of them by itself."""
+    """Calls a network with rounded copies of its weights, as autocast would round each one separately."""
 
     def __init__(self, net: nn.Module, faster: Callable[[Any], Any]) -> None:
-        self.net, self.wholes = net, autocast_weights(net)
+        self.net, self.weights = net, autocast_weights(net)
         self.run = faster(torch.func.functional_call)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        halves = dict(zip(self.wholes, _Rounded.apply(*self.wholes.values())))
-        return self.run(self.net, halves, inputs, options)
+        rounded = dict(zip(self.weights, _Rounded.apply(*self.weights.values())))
+        return self.run(self.net, rounded, inputs, options)
 
 
 def autocast_weights(net: nn.Module) -> dict[str, Tensor]:
-    """The parameters that autocast rounds: weights of convolutions, all of linear layers."""
+    """The parameters that autocast rounds: weights of convolutions, weights and biases of linear layers."""
     found: dict[str, Tensor] = {}
     for name, module in net.named_modules():
         if isinstance(module, CAST):
@@ -53,6 +53,6 @@ def autocast_weights(net: nn.Module) -> dict[str, Tensor]:
 
 
 def to_bf16(net: nn.Module) -> None:
-    """Keep rounded what autocast would round in every evaluation: for a network that only draws."""
+    """Round once what autocast would round in every evaluation; for a network that only draws samples."""
     for weight in autocast_weights(net).values():
         weight.data = weight.data.to(torch.bfloat16)

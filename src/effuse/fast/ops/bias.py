@@ -1,4 +1,4 @@
-"""Biases: added with a shortcut in one kernel, their gradients summed in another; in plain torch elsewhere."""
+"""Biases: one kernel adds them with a shortcut, another sums their gradients; plain torch elsewhere."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def shifted(x: Tensor, shift: Tensor | None) -> Tensor:
 def plus_kernel(x: Tensor, bias: Tensor, more: Tensor | None) -> Tensor:
     """x + bias + more, rounded once."""
     for other, wanted in ((bias, x.shape[1:2]), (more, x.shape)):
-        if other is not None and other.shape != wanted:  # a kernel would read beside it
+        if other is not None and other.shape != wanted:  # a kernel would read out of bounds
             raise ValueError(f"what is added has shape {tuple(other.shape)} where {tuple(x.shape)} needs {tuple(wanted)}")
     y = empty_rows(x)
     kernels = kernels_for(x, "bias")
@@ -70,5 +70,5 @@ plus_kernel.register_autograd(_spread, setup_context=_keep_types)
 
 
 def plus(x: Tensor, bias: Tensor, more: Tensor | None = None) -> Tensor:
-    """x + bias, a number for every channel, and what there is more: one kernel, unless a compiler makes one of its own."""
+    """x + bias (a number for every channel) + more, in one kernel; when compiling, the compiler makes its own."""
     return _sum(x, bias, more).to(x.dtype) if torch.compiler.is_compiling() else plus_kernel(x, bias, more)

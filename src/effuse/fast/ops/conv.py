@@ -1,4 +1,4 @@
-"""Convolutions as a GPU wants them: channels last forwards and backwards, widths in multiples of eight."""
+"""Convolutions for a GPU: channels last in both passes, widths in multiples of eight."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from effuse.fast.ops.norm import normed
 
 
 class _ChannelsLast(torch.autograd.Function):
-    """Lays out a tensor, and on the way back its gradient, with channels last."""
+    """Stores a tensor, and its gradient, with channels last."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -28,23 +28,22 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def doubled(x: Tensor) -> Tensor:
-    """Every position four times, side by side; its gradient is a sum of four, which a compiler's own would add in any order."""
+    """Nearest-neighbour upsampling by two. Its gradient adds four values in a fixed order; a compiler's own would not."""
     B, C, H, W = x.shape
     return x.movedim(1, -1)[:, :, None, :, None].expand(B, H, 2, W, 2, C).reshape(B, 2 * H, 2 * W, C).movedim(-1, 1)
 
 
 class AlignedConv2d(nn.Conv2d):
-    """The same convolution, on zero-padded channels where its widths are not multiples of eight."""
+    """The same convolution, with channels zero-padded to multiples of eight."""
 
-    ours = False  # whether a kernel of ours adds the bias
+    fused_bias = False  # whether our kernel adds the bias
 
     def forward(self, x: Tensor) -> Tensor:
         return _biased(self, self.unbiased(x))
 
     def unbiased(self, x: Tensor) -> Tensor:
-        """Without its bias, for whoever can add that at no cost."""
-        # a compiler keeps the layouts it has seen: without this, normalisations hand contiguous tensors to the convolution's
-        # backward pass, which then copies each of them
+        """Without its bias, for a caller that adds it at no cost."""
+        # without this, a compiler gives contiguous tensors to the convolution's backward pass, which then copies them
         x, weight = _padded(self, x, self.weight, outputs=0)
         y = F.conv2d(channels_last(x), weight, None, self.stride, self.padding, self.dilation, self.groups)
         return channels_last(y)[:, : self.out_channels]
@@ -53,7 +52,8 @@ class AlignedConv2d(nn.Conv2d):
 class AlignedConvTranspose2d(nn.ConvTranspose2d):
     """The same for transposed convolutions."""
 
-    ours = False
+    fused_bias = False
+    padding: tuple[int, ...]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         x, weight = _padded(self, x, self.weight, outputs=1)
@@ -64,10 +64,12 @@ class AlignedConvTranspose2d(nn.ConvTranspose2d):
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution whose bias its normalisation adds."""
+    """A convolution and a normalisation, which adds the convolution's bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return normed(self[0].unbiased(x), self[1], self[0].bias)
+        conv: Any = self[0]
+        norm: Any = self[1]
+        return normed(conv.unbiased(x), norm, conv.bias)
 
 
 def _padded(conv: Any, x: Tensor, weight: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
@@ -75,18 +77,18 @@ def _padded(conv: Any, x: Tensor, weight: Tensor, outputs: int) -> tuple[Tensor,
     if conv.groups > 1 or not any(missing):
         return x, weight
     first, second = missing if outputs == 0 else reversed(missing)
-    x = F.pad(x, (0, 0, 0, 0, 0, missing[1])) if missing[1] else x  # which would copy it for nothing, too
+    x = F.pad(x, (0, 0, 0, 0, 0, missing[1])) if missing[1] else x  # padding by zero would copy
     return x, F.pad(weight, (0, 0, 0, 0, 0, second, 0, first))
 
 
 def _biased(conv: Any, y: Tensor) -> Tensor:
     if conv.bias is None:
         return y
-    return plus(y, conv.bias) if conv.ours else y + conv.bias.to(y.dtype)[:, None, None]
+    return plus(y, conv.bias) if conv.fused_bias else y + conv.bias.to(y.dtype)[:, None, None]
 
 
-def joined(conv: AlignedConv2d, h: Tensor, shortcut: AlignedConv2d | None, x: Tensor) -> Tensor:
-    """conv(h) + shortcut(x), or + x where there is none; the biases, which both have, are added at once."""
+def joined(conv: Any, h: Tensor, shortcut: Any, x: Tensor) -> Tensor:
+    """conv(h) + shortcut(x), or conv(h) + x, of AlignedConv2d with biases; both biases are added at once."""
     h, bias = conv.unbiased(h), conv.bias
     if shortcut is not None:
         x, bias = shortcut.unbiased(x), bias + shortcut.bias

@@ -1,7 +1,7 @@
-"""Normalisations with what stands around them: as one kernel each way on a GPU (`kernels/`), in plain torch elsewhere.
+"""Normalisations fused with the operations around them: one kernel for each pass on a GPU, plain torch elsewhere.
 
-They are custom operators, so torch.compile takes them as they are and CUDA graphs record their launches. They want channels
-last, and make it so where it is not.
+They are custom operators: torch.compile does not look inside, and CUDA graphs record their launches. They convert their
+input to channels last where necessary.
 """
 
 from typing import Any
@@ -34,9 +34,9 @@ def norm(
     rate: float,
     layer: int,
 ) -> tuple[Tensor, Tensor]:
-    """drop(silu(group_norm(gelu(x + shift)))) and each group's mean and 1 / deviation; gelu is `before`, silu `after`.
+    """drop(silu(group_norm(gelu(x + shift)))), and each group's mean and 1 / deviation.
 
-    A shift has a number for every channel, or for every image and channel; rows of the latter may be far apart.
+    `before` applies the GELU and `after` the SiLU. A shift has a number for every channel, or for every image and channel.
     """
     y, stats = empty_rows(x), x.new_empty((x.shape[0], 2, groups), dtype=torch.float32)
     kernels = kernels_for(x, "norm")
@@ -69,7 +69,7 @@ def norm_backward(
     rate: float,
     layer: int,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and for each image those of weight, bias and shift, side by side."""
+    """The gradient of x, and for each image those of weight, bias and shift, stacked."""
     dx, sums = empty_rows(x), x.new_empty((len(x), 3, x.shape[1]), dtype=torch.float32)
     groups = stats.shape[2]
     kernels = kernels_for(x, "norm")
@@ -125,7 +125,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     x, shift, weight, bias, seed, _, _, *ctx.options = inputs
     ctx.save_for_backward(x, shift, weight, bias, seed, output[1])
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # of the statistics: zeros, to no use
+    ctx.set_materialize_grads(False)  # the statistics have no gradient: do not make zeros
 
 
 def _back(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
@@ -133,9 +133,8 @@ def _back(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Any, ...]:
         return (None,) * 11
     x, shift, weight, bias, seed, stats = ctx.saved_tensors
     dx, sums = norm_backward(x, dy, shift, weight, bias, seed, stats, *ctx.options)
-    common = (
-        shift is not None and shift.ndim == 1
-    )  # to all images: its gradient is summed over them, as weight's and bias's are
+    # a shift common to all images has a gradient summed over them, like weight and bias
+    common = shift is not None and shift.ndim == 1
     over = channel_sums(sums[:, : 2 + common].flatten(1).t()[None]).unflatten(0, (-1, x.shape[1]))
     shifted = None if shift is None else (over[2] if common else sums[:, 2]).to(shift.dtype)
     return dx, shifted, over[0], over[1], None, None, None, None, None, None, None
@@ -152,7 +151,7 @@ def normed(
     after: bool = False,
     drop: nn.Module | None = None,
 ) -> Tensor:
-    """A normalisation with what stands around it: gelu before, SiLU and dropout after."""
+    """A normalisation with the operations around it: shift and GELU before, SiLU and dropout after."""
     rate, layer, seed = 0.0, 0, None
     if isinstance(drop, KeyedDropout) and drop.training:
         rate, layer, seed = drop.p, drop.layer, drop.seed

@@ -1,4 +1,4 @@
-"""Matrix products as tensor cores want them: several side by side, and sides in multiples of eight."""
+"""Matrix products for tensor cores: several as one, with sides in multiples of eight."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,30 +14,31 @@ from effuse.fast.ops.kernels import ALIGNED
 def side_by_side(
     layers: Sequence[nn.Linear], x: Tensor, more: Sequence[Tensor] = (), parts: int | None = None
 ) -> tuple[Tensor, ...]:
-    """What each of the layers makes of x, plus what there is `more`, by one product instead of several small ones.
+    """Each layer's output for x, plus `more`, by one product instead of several small ones.
 
-    Where a layer's features are so many `parts`, such as heads, they come with zeros that align each part, and nothing is `more`.
+    With `parts`, such as heads, a layer's features consist of that many equal parts, each zero-padded; `more` is unused.
     """
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [layer.bias for layer in layers]
     weight, bias = torch.cat(weights), torch.cat(biases)
     if parts is not None:
         weight, bias = (aligned(t, 0, parts * len(layers)) for t in (weight, bias))
         return linear(aligned(x, -1), aligned(weight, -1), bias).chunk(len(layers), -1)
     y = F.linear(aligned(x, -1), aligned(weight, -1), bias)
-    if more:  # and not with the bias, which is rounded once where autocast does it and twice where `halves.py` has
+    if more:  # not with the bias, which autocast rounds once, and `bf16.py` before it
         y = y + torch.cat(list(more))
     return y.split([len(weight) for weight in weights], -1)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """F.linear, the gradient of whose bias our kernel sums."""
+    """F.linear, with our kernel for the gradient of the bias."""
     if torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
     return _SummedBias.apply(F.linear(x, weight, bias.detach()), bias)
 
 
 class _SummedBias(torch.autograd.Function):
-    """Rows of features as they are, to which a bias was added."""
+    """Passes rows through, and sums their gradient for the bias that was added to them."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, bias: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ class _SummedBias(torch.autograd.Function):
 
 
 def aligned(x: Tensor, axis: int, parts: int = 1) -> Tensor:
-    """The tensor with zeros after each of so many equal parts of an axis, so that each is a multiple of eight long."""
+    """Zero-pad each of the equal parts of an axis to a multiple of eight."""
     axis %= x.ndim
     missing = -(x.shape[axis] // parts) % ALIGNED
     if not missing:

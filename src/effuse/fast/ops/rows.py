@@ -1,11 +1,11 @@
-"""Tensors as rows of channels, one for each position, which is how the kernels read and write them."""
+"""Tensors as rows of channels, one for each position: the layout of the kernels."""
 
 import torch
 from torch import Tensor
 
 
 def rows(x: Tensor) -> tuple[Tensor, int]:
-    """A tensor as rows of channels, one for each position, and how far apart rows are; copied only where it must be."""
+    """A tensor as rows of channels, one for each position, and the stride of the rows; copied only if necessary."""
     places, row = x.shape[2:], x.stride(-1)
     wanted = row
     for size, stride in zip([*places[::-1], x.shape[0]], [*x.stride()[:1:-1], x.stride(0)]):
@@ -19,5 +19,5 @@ def rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def empty_rows(x: Tensor) -> Tensor:
-    """Room for a tensor of that shape with channels last."""
+    """An empty tensor of that shape with channels last."""
     return torch.empty((x.shape[0], *x.shape[2:], x.shape[1]), dtype=x.dtype, device=x.device).movedim(-1, 1)

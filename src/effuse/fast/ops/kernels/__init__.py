@@ -1,4 +1,4 @@
-"""Triton kernels; the modules here need triton, and are imported where there is one."""
+"""Triton kernels. The modules here need triton, and are imported only where it is installed."""
 
 import functools
 import importlib
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNED = 8  # bf16 numbers that a tensor core loads at a time
+ALIGNED = 8  # bf16 numbers in a tensor core's load
 
 
 def kernels_for(x: Tensor, name: str) -> Any:
-    """A file of kernels for a tensor, or None where plain torch is to do it."""
+    """A module of kernels for a tensor, or None where plain torch is to be used."""
     return importlib.import_module(f"effuse.fast.ops.kernels.{name}") if x.is_cuda or _interpreted() else None
 
 
@@ -25,7 +25,7 @@ def _interpreted() -> bool:
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether our kernels run there, by trying each: Triton needs a compiler for C and a place for what it has built."""
+    """Whether our kernels run on the device. Each is tried, since Triton needs a C compiler and a writable cache."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
     from effuse.fast.ops.attention import linear_attention, linear_attention_backward
@@ -37,8 +37,8 @@ def available(device: torch.device) -> bool:
         y, stats = norm(x, None, ones, ones, None, 2, 1e-6, False, True, 0.0, 0)
         norm_backward(x, y, None, ones, ones, None, stats, False, True, 0.0, 0)
         channel_sums(plus_kernel(x, ones, x))
-        out, *kept = linear_attention(x, 1)
-        linear_attention_backward(x, out, *kept)
+        out, *saved = linear_attention(x, 1)
+        linear_attention_backward(x, out, *saved)
         torch.cuda.synchronize(device)
     except Exception as error:
         warnings.warn(f"our GPU kernels do not run here, so torch's own do, which are slower: {error}", stacklevel=2)

@@ -1,15 +1,15 @@
-"""Linear attention and its gradients: of every head a D x D context, which all its positions share.
+"""Linear attention and its gradients. Every head has a D x D context, which all its positions share.
 
-A program owns one head of one image and walks over its positions: once to gather the context, whose softmax over positions is
-rescaled as larger keys come, once to apply it. Queries, keys, values and their gradients pass through memory once, nothing is
-summed across programs. `fast/ops/attention.py` holds the same mathematics in plain torch.
+A program handles one head of one image, in two passes over its positions. The first sums the context; its softmax over
+positions is rescaled as larger keys appear. The second applies the context. Queries, keys, values and their gradients are
+read or written once, and no sum crosses programs. `fast/ops/attention.py` holds the same mathematics in plain torch.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE, WARPS = 64, 4  # positions at a time, and who works on them: three programs fit a multiprocessor
+TILE, WARPS = 64, 4  # positions at a time, and warps: three programs fit a multiprocessor
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def _rows(ptr, row, inside, columns, ROW: tl.constexpr, missing: tl.constexpr):
 
 @triton.jit
 def _weights(q, scale):
-    # softmax over features, not yet scaled, and scaled
+    # softmax over features, unscaled and scaled
     e = tl.exp(q - tl.max(q, 1)[:, None])
     s = e / tl.sum(e, 1)[:, None]
     return s, s * scale
@@ -27,7 +27,7 @@ def _weights(q, scale):
 
 @triton.jit
 def _head(HEADS: tl.constexpr, D: tl.constexpr):
-    # a program's image, its place among the heads of all images, its features, and where they stand among an image's
+    # a program's image, its index among the heads of all images, its features, and their columns in an image's row
     head, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
     d = tl.arange(0, D)
     return image, image * HEADS + head, d, head * D + d
@@ -112,7 +112,7 @@ def attention_backward(
         dq = s * (g - tl.sum(s * g, 1)[:, None])
         tl.store(dx_ptr + row[:, None] * (3 * INNER) + column[None, :], dq.to(q.dtype), mask=inside)
     small = slope.to(x_ptr.dtype.element_ty)
-    # what a softmax's gradient subtracts is a sum over positions of weight times slope, and that is known from the context
+    # the softmax's gradient subtracts the sum over positions of weight times slope, which follows from the context
     level = tl.sum(context * small.to(tl.float32), 1)
     for start in range(0, P, BP):
         row = start + tl.arange(0, BP)
@@ -128,14 +128,14 @@ def attention_backward(
 
 
 def _shared_out(qkv: Tensor, norm: Tensor) -> tuple[tuple[int, int], dict[str, int], float]:
-    """A program for every head of every image, how it walks, and by how much queries are scaled."""
+    """The grid (a program for every head of every image), its sizes, and the scale of queries."""
     images, heads, D = norm.shape[0], norm.shape[1], norm.shape[2] // 2
     tile = max(16, min(TILE, triton.next_power_of_2(qkv[0, 0].numel())))
     return (heads, images), {"HEADS": heads, "D": D, "BP": tile, "num_warps": WARPS}, D**-0.5
 
 
 def forward(qkv: Tensor, out: Tensor, context: Tensor, norm: Tensor, row: int) -> None:
-    """Fill the output, the context of every head, and the largest key and the sum by which its softmax was made."""
+    """Fill the output, every head's context, and the largest key and the sum of its softmax."""
     programs, sizes, scale = _shared_out(qkv, norm)
     attention_forward[programs](qkv, out, context, norm, qkv[0, 0].numel(), scale, ROW=row, **sizes)
 

@@ -1,7 +1,7 @@
-"""A bias, and what else is added, in one kernel; its gradient, the sum over all positions, in two.
+"""The addition of a bias and a shortcut in one kernel; the bias's gradient, a sum over all positions, in two.
 
-torch's own sum over the rows of a channels-last tensor takes several times as long as reading it: where a step is recorded and not
-compiled, that was a seventh of it. Sums are made in a fixed order, so results repeat to the bit.
+Torch's sum over the rows of a channels-last tensor takes several times as long as reading it: a seventh of a recorded,
+uncompiled step. Sums have a fixed order here, so results repeat to the bit.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from effuse.fast.ops.kernels.tiling import SUMMERS, Columns, columns
 
-BLOCK = 4096  # elements of a program: sixteen a thread
+BLOCK = 4096  # elements of a program: sixteen per thread
 WARPS = 8
 
 
@@ -62,7 +62,7 @@ def column_sums(
 
 
 def forward(x: Tensor, more: Tensor | None, bias: Tensor, y: Tensor, row: int, mrow: int) -> None:
-    """y = x + more + bias; rows of x and more may be far apart."""
+    """y = x + more + bias; rows of x and more may have gaps."""
     n, C = y.numel(), y.shape[1]
     plus_forward[(triton.cdiv(n, BLOCK),)](
         x,

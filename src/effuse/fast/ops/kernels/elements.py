@@ -1,4 +1,4 @@
-"""What kernels do to one number: dropout's hash, bit by bit that of `dropout.py`, and activations with their slopes."""
+"""Elementwise functions: dropout's hash, with the same bits as `dropout.py`, and activations with their slopes."""
 
 import triton
 import triton.language as tl
@@ -34,15 +34,15 @@ def kept(index, first, second, threshold):
 
 @triton.jit
 def sigmoid(z):
-    # a quarter fewer instructions than a division by 1 + exp(-z), which guards against numbers that do not occur
+    # a quarter fewer instructions than a division by 1 + exp(-z), which handles numbers that do not occur here
     r = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))
     return r * r
 
 
 @triton.jit
 def _normal(u):
-    # the normal distribution function, to 5e-7 in fp32 (from erf by Abramowitz and Stegun, 7.1.26), and exp(-u u / 2), which it
-    # needs anyway: half the instructions of erf, which takes both of its branches
+    # the normal distribution function, to 5e-7 in fp32 (from erf by Abramowitz and Stegun, 7.1.26), and exp(-u u / 2), a
+    # by-product; half the instructions of erf, which executes both of its branches
     r = tl.rsqrt(1.0 + 0.231641888 * tl.abs(u))
     t = r * r
     e = tl.exp2(u * u * -0.7213475204444817)

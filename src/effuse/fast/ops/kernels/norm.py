@@ -1,8 +1,8 @@
-"""Group normalisation between its neighbours: y = drop(silu(norm(gelu(x + shift)))), each part optional.
+"""Fused group normalisation: y = drop(silu(norm(gelu(x + shift)))), where all but the norm is optional.
 
-A program owns whole groups of one image, as rows of positions by columns of channels, so that nothing is summed across
-programs: results repeat to the bit. Where the plane is small, a program keeps it in registers; otherwise it reads it a
-second time, which the cache answers. `fast/ops/norm.py` holds the same mathematics in plain torch.
+A program handles whole groups of one image, as rows of positions by columns of channels. No sum crosses programs, so
+results repeat to the bit. A program keeps a small plane in registers, and reads a larger one again, from the cache.
+`fast/ops/norm.py` holds the same mathematics in plain torch.
 """
 
 import triton
@@ -28,7 +28,7 @@ def _grouped(v, lane, D: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr):
 def _columns(
     shift_ptr, image, C: tl.constexpr, SROW: tl.constexpr, CHUNK: tl.constexpr, BC: tl.constexpr, SHIFT: tl.constexpr
 ):
-    # the channels of a program, which of them there are, and what is added to each
+    # the channels of a program, the mask of those that exist, and their shifts
     lane = tl.arange(0, BC)
     c = tl.program_id(0) * CHUNK + lane
     on = (lane < CHUNK) & (c < C)
@@ -40,7 +40,7 @@ def _columns(
 
 @triton.jit
 def _read(x_ptr, row, inside, c, shift, ROW: tl.constexpr, BEFORE: tl.constexpr):
-    # without gelu the shift is cheaper later, as a part of other constants of a channel
+    # without gelu it is cheaper to add the shift later, with other constants of a channel
     x = tl.load(x_ptr + row[:, None] * ROW + c[None, :], mask=inside, other=0.0).to(tl.float32)
     if BEFORE:
         x = x + shift[None, :]
@@ -119,7 +119,7 @@ def norm_forward(
         off = tl.where(inside, u - own[None, :], 0.0)
         spread = tl.sum(off * off, 0)
     else:
-        # sums about the first position's value lose no digits to a mean far from zero
+        # sums of differences from the first position's value stay accurate when the mean is far from zero
         pivot = tl.load(x_ptr + c, mask=on, other=0.0).to(tl.float32)
         if BEFORE:
             pivot = gelu(pivot + shift)
@@ -145,9 +145,9 @@ def norm_forward(
     var = _grouped(spread + P * apart * apart, lane, D, CHUNK, BC) / (P * D)
     rstd = 1.0 / tl.sqrt(tl.maximum(var, 0.0) + eps)
     G: tl.constexpr = C // D
-    told = on & (lane % D == 0)
-    tl.store(stats_ptr + 2 * image * G + c // D, mean, mask=told)
-    tl.store(stats_ptr + (2 * image + 1) * G + c // D, rstd, mask=told)
+    first_of_group = on & (lane % D == 0)
+    tl.store(stats_ptr + 2 * image * G + c // D, mean, mask=first_of_group)
+    tl.store(stats_ptr + (2 * image + 1) * G + c // D, rstd, mask=first_of_group)
     a = rstd * tl.load(weight_ptr + c, mask=on, other=0.0)
     b = tl.load(bias_ptr + c, mask=on, other=0.0) - mean * a
     if not BEFORE:
@@ -301,7 +301,7 @@ def norm_backward(
 
 
 def _apart(shift: Tensor | None) -> int:
-    """How far apart the shifts of two images are: not at all where all images have the same."""
+    """The stride between the shifts of two images: zero where all images share them."""
     return 0 if shift is None or shift.ndim == 1 else shift.stride(0)
 
 
