@@ -69,7 +69,7 @@ def simulated(
 
 
 def room(per_edge: int) -> float:
-    """A b that keeps Eq. 25 above nought when an edge holds its share of a cycle; nought for the paper's two clients an edge."""
+    """A b that keeps Eq. 25 positive when an edge holds its share of a cycle; 0 for two clients an edge."""
     return max(0.0, 5 * per_edge * IMAGES - 25_000.0)
 
 

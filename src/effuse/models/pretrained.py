@@ -54,7 +54,7 @@ class FromPretrained(Arch):
         return read_arch(Path(self.folder), self.classes)
 
     @property
-    def parts(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[override]
+    def parts(self) -> Mapping[str, tuple[str, ...]]:
         return self.concrete.parts
 
     @property

@@ -17,7 +17,7 @@ from effuse.runs.evaluation import shares_of
 from effuse.runs.sequence import FinishedRound, rounds_of
 from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
-from effuse.transport.state import Remembered, bytes_in
+from effuse.transport.state import MemorySnapshots, bytes_in
 
 SMALLEST_SHARE = 10  # a client with fewer images gets a warning
 
@@ -67,7 +67,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
     server = recipe.algorithm.setup(model, fed)
     fed.close()
     closed, server_bytes, client_bytes = [], 0, 0
-    snapshots = cast(Callable[[int], Remembered], fed.worker.snapshots)  # a rehearsal keeps states in memory
+    snapshots = cast(Callable[[int], MemorySnapshots], fed.worker.snapshots)  # a rehearsal keeps states in memory
     for done in rounds_of(recipe, fed, server, 0, 0):
         if done.evaluate and isinstance(recipe.algorithm, Personal):
             _rehearse_evaluation(recipe, recipe.algorithm, fed, done)

@@ -126,7 +126,7 @@ def samplers_in(value: object) -> Iterator[Sampler]:
     if isinstance(value, Sampler):
         yield value
     elif isinstance(value, Spec):
-        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+        for field in dataclasses.fields(value):
             yield from samplers_in(getattr(value, field.name))
 
 
