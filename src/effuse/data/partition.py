@@ -85,9 +85,7 @@ class Domains(Dealing):
     """Every client holds images of one domain (a source of a `union`); a domain is dealt evenly."""
 
     per_domain: tuple[Count, ...]  # clients of each domain, in the order of the union's sources
-    fraction: Annotated[float, Field(gt=0, le=1)] | None = (
-        None  # the share of its domain that a client holds; None: deal everything
-    )
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None  # the share of its domain per client; None: all is dealt
 
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
         if units.domains is None:
