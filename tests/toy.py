@@ -371,7 +371,7 @@ ALGORITHMS = {
     "aux only": AuxOnly(**SYNTHESIS, central=ADAM),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
-    "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.34)),
+    "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),
     "scaffold, clipped": Scaffold(local=ADAM, cohort=2, aggregate=Clipped(norm=0.05)),
     "feddiffuse, udec, median, part of the clients": UDec(local=ADAM, cohort=2, aggregate=Median()),
     "feddiffuse, ulatdec, clipped": ULatDec(local=ADAM, aggregate=Clipped(norm=0.05)),

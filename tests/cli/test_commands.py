@@ -507,7 +507,7 @@ def test_list_of_one_spec(effuse):
     assert output | {"keys": {}} == {
         "kind": "algorithm",
         "name": "fedprox",
-        "about": "FedAvg whose clients are held near the global model.",
+        "about": "FedAvg with a penalty on the distance from the global model.",
         "keys": {},
     }
     assert list(output["keys"].items()) == [
@@ -518,7 +518,7 @@ def test_list_of_one_spec(effuse):
         ("aggregate", "a reducer = mean(); how the clients' models become one"),
     ]
     assert effuse("list fedprox").out.splitlines()[:2] == [
-        "algorithm fedprox: FedAvg whose clients are held near the global model.",
+        "algorithm fedprox: FedAvg with a penalty on the distance from the global model.",
         "  mu         float = 0.01",
     ]
 

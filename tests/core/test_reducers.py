@@ -44,14 +44,20 @@ def test_the_median_is_by_coordinate_and_includes_parts_and_running_means():
 
 
 def test_a_trimmed_mean():
-    """Of 1 2 3 4 100, a share of 0.2 drops one at either end: (2 + 3 + 4) / 3 = 3. 0.39 drops one too (1.95), 0.4 two."""
+    """Of 1 2 3 4 100, a share of 0.2 drops one at either end: (2 + 3 + 4) / 3 = 3. 0.39 (1.95 replies) and 0.4 drop two.
+
+    With one reply missing, 0.2 of four is 0.8 of a reply: one is still dropped at either end, (2 + 3) / 2 = 2.5.
+    """
     answers = [reply(v) for v in (100.0, 1.0, 3.0, 2.0, 4.0)]
     for share, middle in ((0.2, 3.0), (0.39, 3.0), (0.4, 3.0)):
         assert w(reduced(answers, by=Trimmed(share=share))) == middle
     answers[2] = reply(6.0)  # of 1 2 4 6 100: (2 + 4 + 6) / 3 = 4, and 4 alone
     assert w(reduced(answers, by=Trimmed(share=0.2))) == 4.0 and w(reduced(answers, by=Trimmed(share=0.4))) == 4.0
     assert Trimmed(share=0.29).drops(100) == 29
-    assert "drops none of 3 replies" in Trimmed(share=0.3).lacks(3)
+    assert w(reduced([reply(v) for v in (1e6, 1.0, 3.0, 2.0)], by=Trimmed(share=0.2))) == 2.5
+    assert Trimmed(share=0.3).lacks(3) is None and "drops 2 of 3 replies at either end" in Trimmed(share=0.34).lacks(3)
+    with pytest.raises(FederationError, match="drops 1 of 2 replies at either end, which leaves none"):
+        reduced([reply(1.0), reply(2.0)], by=Trimmed(share=0.3))
 
 
 def test_krum():
@@ -141,7 +147,7 @@ def test_clipped_measures_from_the_model_as_it_arrived():
 
 
 def test_clipped_needs_the_model_that_was_sent():
-    with pytest.raises(FederationError, match="from the one model that a client was sent, and it was sent 0"):
+    with pytest.raises(FederationError, match="from the one model that was sent with the reply's architecture, and there are 0"):
         Scripted({0: reply(1.0)}).mean(Declared().guided, [0], by=Clipped(norm=1.0), guide="a", note=None)
 
 
@@ -178,7 +184,7 @@ def test_a_recipe_saved_before_the_key_existed_is_the_same_recipe():
     [
         (FedAvg(local=ADAM, aggregate=Krum(f=1)), r"aggregate: krum\(f=1\) needs 2 f \+ 3 = 5 replies, not 3"),
         (FedAvg(local=ADAM, cohort=2, aggregate=Krum(f=0)), "= 3 replies, not 2"),
-        (FedAvg(local=ADAM, aggregate=Trimmed(share=0.1)), "drops none of 3 replies; raise share"),
+        (FedAvg(local=ADAM, aggregate=Trimmed(share=0.34)), "drops 2 of 3 replies at either end, which leaves none"),
         (
             USplit(local=ADAM, aggregate=Median()),
             "median.. needs equal parts of all clients, and those of feddiffuse_usplit",

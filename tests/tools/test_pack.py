@@ -1,16 +1,20 @@
 """A run that is packed, moved, unpacked and resumed ends in the same weights."""
 
+import hashlib
 import json
 import shutil
 
 import pytest
-from toy import ADAM, ToyStateful, toy_recipe
+from toy import ADAM, SYNTHESIS, ToyStateful, toy_recipe
 
+from effuse.algorithms.fedddpm import FedDDPM
 from effuse.core.errors import RunError
 from effuse.core.recipe import Evaluate
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
+from effuse.runs import rounds
 from effuse.runs.driver import resume, run
+from effuse.runs.folder import RunFolder
 from effuse.runs.observer import Observer
 from effuse.tools.pack import pack, unpack
 
@@ -34,29 +38,64 @@ class Reaper(Observer):
                 raise Killed
 
 
-def half(path, rounds=2):
-    """A run of four rounds that is interrupted after some of them."""
-    recipe = toy_recipe(algorithm=ToyStateful(local=KEPT, cohort=2), rounds=4, ema=0.5)
+@pytest.fixture(autouse=True)
+def a_checkpoint_after_every_round(monkeypatch):
+    monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 1e9)
+
+
+STATEFUL = toy_recipe(algorithm=ToyStateful(local=KEPT, cohort=2), rounds=4, ema=0.5)
+# its server keeps an optimiser; a round of warm-up and one of synthesis come before the four federated ones
+TRAINING_SERVER = toy_recipe(algorithm=FedDDPM(**SYNTHESIS | {"group": 3}, local=KEPT, central=KEPT), rounds=4)
+
+
+def half(path, after=2, recipe=STATEFUL):
+    """A run that is interrupted after some of its rounds."""
     with pytest.raises(Killed):
-        run(recipe, path, observer=Reaper(rounds))
-    return recipe
+        run(recipe, path, observer=Reaper(after))
+    assert RunFolder(path).load_checkpoint().t == after and not RunFolder(path).result.exists()
 
 
-@pytest.mark.parametrize("part", [1000, 10_000, 10**9])
-def test_a_packed_run_goes_on_elsewhere(part, tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "after", "part"), [(STATEFUL, 2, 1000), (STATEFUL, 2, 10**9), (TRAINING_SERVER, 4, 10_000)]
+)
+def test_a_packed_run_goes_on_elsewhere(recipe, after, part, tmp_path):
     """Parts of 1,000 bytes split files; a part of 10^9 bytes holds them all."""
-    recipe = half(tmp_path / "here")
+    half(tmp_path / "here", after, recipe)
     written = pack(tmp_path / "here", tmp_path / "parts", part)
-    parts = [p for p in written if p.suffix == ".bin"]
-    sizes = [p.stat().st_size for p in parts]
-    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == sorted(p.name for p in written)
+    sizes = [path.stat().st_size for path in written if path.suffix == ".bin"]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == sorted(path.name for path in written)
     assert all(size == part for size in sizes[:-1]) and 0 < sizes[-1] <= part
     carried = shutil.move(tmp_path / "parts", tmp_path / "carried")
     shutil.rmtree(tmp_path / "here")
     there = unpack(carried, tmp_path / "there")
-    found = resume(there)
-    assert found.weights_sha256 == run(recipe, tmp_path / "whole").weights_sha256
-    assert len((there / "rounds.jsonl").read_text().splitlines()) == 4
+    whole = run(recipe, tmp_path / "whole")
+    assert resume(there).weights_sha256 == whole.weights_sha256
+    assert len(RunFolder(there).records()) == len(RunFolder(tmp_path / "whole").records()) > after
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
+    """A checkpoint that a failed unpack left there must not be mixed with another's."""
+    half(tmp_path / "run")
+    written = pack(tmp_path / "run", tmp_path / "parts", 5000)
+    last = written[-1].read_bytes()
+    written[-1].unlink()
+    with pytest.raises(RunError, match="cannot be read"):
+        unpack(tmp_path / "parts", tmp_path / "there")
+    written[-1].write_bytes(last)
+    with pytest.raises(RunError, match="is not an empty folder; delete it, or choose another --out"):
+        unpack(tmp_path / "parts", tmp_path / "there")
+
+
+def test_parts_with_more_than_the_files_are_refused(tmp_path):
+    half(tmp_path / "run")
+    written = pack(tmp_path / "run", tmp_path / "parts", 10**9)
+    blob = written[1].read_bytes() + b"more"
+    written[1].write_bytes(blob)
+    index = json.loads(written[0].read_text())
+    index["parts"][0] |= {"size": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
+    written[0].write_text(json.dumps(index))
+    with pytest.raises(RunError, match="the parts hold more than the files"):
+        unpack(tmp_path / "parts", tmp_path / "there")
 
 
 def test_a_finished_run_is_packed_with_its_model(tmp_path):
@@ -109,7 +148,7 @@ def test_a_pack_writes_nothing_but_a_runs_own_files(name, tmp_path):
 def test_what_cannot_be_packed_or_unpacked_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match="manifest.json"):
         pack(tmp_path / "none", tmp_path / "parts", 10)
-    half(tmp_path / "run", 1)
+    half(tmp_path / "run")
     with pytest.raises(RunError, match="a part of 0 bytes holds nothing"):
         pack(tmp_path / "run", tmp_path / "parts", 0)
     pack(tmp_path / "run", tmp_path / "parts", 10**6)
@@ -124,11 +163,12 @@ def test_what_cannot_be_packed_or_unpacked_is_a_sentence(tmp_path):
         unpack(tmp_path / "parts", tmp_path / "there")
 
 
-def test_a_private_run_is_packed_privately(tmp_path):
-    """A server's run holds models trained on data of the sites."""
+def test_a_private_run_stays_private(tmp_path):
+    """A server's run holds models trained on data of the sites; the index says so where modes are lost on the way."""
     half(tmp_path / "run")
     (tmp_path / "run").chmod(0o700)
+    (tmp_path / "parts").mkdir(mode=0o755)
     written = pack(tmp_path / "run", tmp_path / "parts", 10**6)
-    assert (tmp_path / "parts").stat().st_mode & 0o077 == 0
-    assert all(p.stat().st_mode & 0o077 == 0 for p in written[1:])
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "parts", *written])
+    (tmp_path / "parts").chmod(0o755)
     assert unpack(tmp_path / "parts", tmp_path / "there").stat().st_mode & 0o077 == 0

@@ -251,7 +251,7 @@ def test_a_truncated_list_of_rounds_is_refused(tmp_path):
     (tmp_path / "run" / "result.json").unlink()
     with open(tmp_path / "run" / "rounds.jsonl", "r+b") as file:
         file.truncate(10)
-    with pytest.raises(RunError, match="has 10 bytes where the checkpoint counts"):
+    with pytest.raises(RunError, match="has 10 bytes, but the checkpoint counts"):
         resume(tmp_path / "run")
     assert (tmp_path / "run" / "rounds.jsonl").stat().st_size == 10
 
@@ -263,7 +263,7 @@ def test_changed_data_is_noticed(tmp_path):
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     manifest["data_sha256"]["train"] = "0" * 64
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match="the train data is not what this run started on"):
+    with pytest.raises(RunError, match="the train data has changed since this run started"):
         resume(tmp_path / "run")
 
 

@@ -27,14 +27,12 @@ class Centralised(Averages):
         fed.pool()  # a real federation has none: refuse before any client trains
         return CentralisedServer(model)
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, CentralisedServer)
+    def round(self, server: CentralisedServer, fed: Federation) -> Server:
         bench = fed.workbench
         net = bench.load(server.model)
         fit = bench.fit(net, self.local, fed.pool(), average=server.average)
         fed.report_loss(fit.loss, fit.images)
         return CentralisedServer(bench.unload(net), average=fit.average)
 
-    def average(self, server: Server) -> Params | None:
-        assert isinstance(server, CentralisedServer)
+    def average(self, server: CentralisedServer) -> Params | None:
         return server.average

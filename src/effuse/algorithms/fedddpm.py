@@ -49,8 +49,7 @@ class FedDDPM(Correcting, FedAvg, name="fedddpm"):
 
     weights: Literal["size", "uniform"] = "uniform"  # Eq. 9 averages uniformly; its objective weighs by size
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, SynthesisServer)
+    def round(self, server: SynthesisServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed)
         w_hat = self.aggregated(server, fed)
@@ -94,8 +93,7 @@ class FedDDPMPlus(FedDDPM, StopsEarly, name="fedddpm_plus"):
         start = super().setup(model, fed)
         return FedDDPMPlusServer(start.model, phase=start.phase, pending=start.pending)
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, FedDDPMPlusServer)
+    def round(self, server: FedDDPMPlusServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed)
         if server.phase == CORRECTION:
@@ -120,8 +118,7 @@ class AuxOnly(Correcting, name="aux_only"):
 
     share: Fraction = 1.0
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, SynthesisServer)
+    def round(self, server: SynthesisServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed)
         return dataclasses.replace(server, model=self.corrected(server.model, server, fed, report=True))

@@ -144,8 +144,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
             cut(model.arch, self.ratio)  # refuses a network that cannot be pruned
         return FedPhDServer(model, pruned=self.variant != "sparse", phase=ENROL)
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, FedPhDServer)
+    def round(self, server: FedPhDServer, fed: Federation) -> Server:
         if server.phase == ENROL:
             return self._enrol_all(server, fed)
         r = fed.federated + 1

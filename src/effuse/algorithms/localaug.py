@@ -30,8 +30,7 @@ class Share:
 class LocalAug(Synthesising, FedAvg, name="localaug"):
     """FedAvg whose clients train on their own data and an equal share of the auxiliary set, sent once."""
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, SynthesisServer)
+    def round(self, server: SynthesisServer, fed: Federation) -> Server:
         if self.prepares(server):
             return self.prepare(server, fed, then=SHARING)
         if server.phase == SHARING:

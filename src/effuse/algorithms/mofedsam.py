@@ -66,8 +66,7 @@ class MoFedSAM(FedAvg, name="mofedsam"):
     def setup(self, model: Model, fed: Federation) -> Server:
         return MoFedSAMServer(model, delta=model.params.zeros())
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, MoFedSAMServer)
+    def round(self, server: MoFedSAMServer, fed: Federation) -> Server:
         x, rate = server.model, fed.workbench.rate(self.local)
         y, delta = Mean[Model](), Mean[Params]()
         for _, u in fed.ask(self.train, fed.sample(self.cohort), x=x, delta=server.delta):

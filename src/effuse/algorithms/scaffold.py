@@ -53,8 +53,7 @@ class Scaffold(FedAvg, name="scaffold"):
     def setup(self, model: Model, fed: Federation) -> Server:
         return ScaffoldServer(model, c=model.params.zeros())
 
-    def round(self, server: Server, fed: Federation) -> Server:
-        assert isinstance(server, ScaffoldServer)
+    def round(self, server: ScaffoldServer, fed: Federation) -> Server:
         x, c, S = server.model, server.c, fed.sample(self.cohort)
         updates = fed.mean(self.train, S, by=self.aggregate, x=x, c=c)
         y, dc = updates.value.y, updates.value.dc

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
+from effuse.core.errors import FederationError
 from effuse.core.message import is_message
+from effuse.core.model import Model
 from effuse.core.params import Mean, Params
 from effuse.core.spec import Spec, spec
 
@@ -65,6 +67,9 @@ class Means:
         self._numbers: dict[str, list[tuple[float, float]]] = defaultdict(list)
         if start is not None:
             self.weight = start.weight
+            for name, value in vars(start.value).items():
+                if not (fields[name] is by_weight and isinstance(value, (Model, Params))):
+                    raise FederationError(f"'{name}' cannot continue from `start`: only models and Params by weight can")
             self._means |= {name: Mean(value, start.weight) for name, value in vars(start.value).items()}
 
     def add(self, client: int, values: Mapping[str, Any], weight: float) -> None:

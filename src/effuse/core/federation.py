@@ -183,6 +183,10 @@ class Federation(ABC):
         """The clients that have received the argument of that name, which was sent once."""
         return set(self.received.get(name, ()))
 
+    def forget(self, name: str, clients: Sequence[int] | None = None) -> None:
+        """Send that argument once more, to these clients or to all: it has changed, or they have lost it."""
+        self.received.discard(name, clients)
+
     def _one_each(self, job: Callable[..., Any], clients: Sequence[int]) -> dict[int, Message]:
         if len(set(clients)) != len(clients):
             raise FederationError(f"round {self.t}, job '{job.__name__}': a client is asked twice in {list(clients)}")

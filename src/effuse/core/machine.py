@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from effuse.core.data import Shard
+from effuse.core.errors import FederationError
 from effuse.core.fit import Fit, Work
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model, Net
@@ -76,9 +77,16 @@ class Machine(ABC):
         """Train the network; returns the result, and the optimiser's state if the solver keeps it."""
 
     @abstractmethod
-    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
+    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given, stream: Stream) -> Tensor:
         """A function of the network and each image, in the shard's order, in evaluation mode and without gradients."""
 
     @abstractmethod
     def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
         """Draw images from a trained network."""
+
+
+def require_rows(result: Tensor, n: int, function: Feature) -> None:
+    """Refuse what a function made of a batch unless it has a row for each image; sums would depend on the batches."""
+    if result.shape[:1] != (n,):
+        name, shape = function.__qualname__, tuple(result.shape)
+        raise FederationError(f"{name} returns a tensor of shape {shape} for {n} images; return a row for each image")

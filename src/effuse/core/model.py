@@ -178,3 +178,8 @@ def fill(net: nn.Module | Net, model: Model) -> None:
         missing = next((k for k in own if k not in given), None)
         if missing is not None:
             raise ModelError(f"{model.arch.name} got no value for '{missing}'")
+
+
+def draws_inside(net: nn.Module) -> bool:
+    """Whether a step draws from torch's default generator, which a process has only once."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())

@@ -14,6 +14,13 @@ class Received(dict[str, set[int]]):
         """The arguments of `once` that a client has not received."""
         return {name: value for name, value in _for_client(once, client).items() if client not in self.get(name, ())}
 
+    def discard(self, name: str, clients: Iterable[int] | None) -> None:
+        """Forget that clients have received an argument; None: all of them."""
+        if clients is None:
+            self.pop(name, None)
+        elif name in self:
+            self[name] -= set(clients)
+
     def record(self, names: Iterable[str], client: int) -> None:
         """Record that a client has received these arguments."""
         for name in names:

@@ -34,8 +34,12 @@ class Clipped(Average):
     def prepared(self, values: dict[str, Any], message: Any, wire: str) -> dict[str, Any]:
         arguments = (getattr(message, f.name) for f in dataclasses.fields(message))
         sent = [through_wire(value, wire) for value in arguments if isinstance(value, Model)]
+        replied = [value.arch for value in values.values() if isinstance(value, Model)]
+        if replied:  # a guide may have been sent beside the model
+            sent = [model for model in sent if model.arch in replied]
         if len(sent) != 1 and any(isinstance(value, (Model, dict)) for value in values.values()):
-            raise FederationError(f"{self} measures from the one model that a client was sent, and it was sent {len(sent)}")
+            place = f"{self} measures from the one model that was sent"
+            raise FederationError(f"{place} with the reply's architecture, and there are {len(sent)}")
         norms: list[float] = []
 
         def measured(before: Params, reply: Params) -> Params:
@@ -162,16 +166,21 @@ class Median(Holding):
 class Trimmed(Holding):
     """The mean of every coordinate without its smallest and its largest values, a share of each (Yin et al., 2018)."""
 
-    share: Annotated[float, Field(gt=0, lt=0.5)]  # beta; of n replies, the whole part of beta n is dropped at either end
+    share: Annotated[float, Field(gt=0, lt=0.5)]  # beta; of n replies, at least beta n are dropped at either end
 
     def lacks(self, replies: int) -> str | None:
-        return None if self.drops(replies) else f"{self} drops none of {replies} replies; raise share, or ask more clients"
+        k = self.drops(replies)
+        if replies > 2 * k:
+            return None
+        return f"{self} drops {k} of {replies} replies at either end, which leaves none; lower share, or ask more clients"
 
     def drops(self, n: int) -> int:
-        return int(self.share * n + 1e-9)  # 0.29 x 100 is 28.999... in floating point
+        return math.ceil(self.share * n - 1e-9)  # 0.07 x 100 is 7.000000000000001 in floating point
 
     def rule(self, replies: Mapping[int, Mapping[str, Any]]) -> Rule:
         n, k = len(replies), self.drops(len(replies))
+        if (reason := self.lacks(n)) is not None:
+            raise FederationError(reason)
         return lambda column: column.sort(0).values[k : n - k].mean(0)
 
 

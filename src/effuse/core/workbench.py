@@ -132,7 +132,8 @@ class Workbench:
         loss: Loss | None = None,
         given: Given | None = None,
     ) -> Params:
-        """The mean gradient over one pass of the shard's batches; the weights do not change."""
+        """The mean gradient over one pass of the shard's batches; neither weights nor buffers change."""
+        buffers = {k: b.clone() for k, b in net.buffers.items()}  # BatchNorm follows the data of a pass
         solver = SGD(lr=1.0, batch=batch, epochs=1)
         work = Work(
             solver=solver,
@@ -150,16 +151,22 @@ class Workbench:
         with span("step"):
             gradient = self.machine.fit(net, work)[0].gradient
         assert gradient is not None  # since report_gradient is set
+        with torch.no_grad():
+            for k, before in buffers.items():
+                net.buffers[k].copy_(before)
         return gradient
 
     def apply(
         self, net: Net, function: Feature, data: Shard, *, task: Task | None = None, given: Given | None = None
     ) -> Tensor:
-        """A function of the network and each image: rows in the shard's order, in evaluation mode, without gradients."""
-        shard, placed = self._data(data), self._given(given)
+        """A function of the network and each image: rows in the shard's order, in evaluation mode, without gradients.
+
+        It returns a row for each image of its batch. It computes in fp32, also where training steps are recorded.
+        """
+        shard, placed, source = self._data(data), self._given(given), self.stream("apply")
         self._plain(function)
         with span("step"):
-            return self.machine.apply(net, function, task or self.task, shard, placed)
+            return self.machine.apply(net, function, task or self.task, shard, placed, source)
 
     def generate(
         self,
@@ -208,6 +215,10 @@ class Workbench:
         reserved = [name for name in RESERVED if name in (given or {})]
         if reserved:
             raise FederationError(f"{self.where}: '{reserved[0]}' of `given` is filled in by the fit; choose another name")
+        for name, value in (given or {}).items():
+            if not isinstance(value, (float, Tensor, Params, Model)):  # a recorded step has a buffer for these alone
+                kind = type(value).__name__
+                raise FederationError(f"{self.where}: `given` has {kind} '{name}'; give floats, tensors, Params or models")
         return given or {}
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from effuse.core.errors import RecipeError
+from effuse.core.model import draws_inside
 from effuse.core.recipe import Recipe
 from effuse.fast.graph.captured import Captured
 from effuse.fast.graph.compiled import keep_compiled
-from effuse.fast.graph.step import draws_inside
 from effuse.fast.layout import for_tensor_cores
 from effuse.machines.eager import Eager
 

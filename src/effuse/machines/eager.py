@@ -22,9 +22,9 @@ from effuse.core.fit import (
     restore,
     task_loss,
 )
-from effuse.core.machine import Machine, Meter
+from effuse.core.machine import Machine, Meter, require_rows
 from effuse.core.metric import Images
-from effuse.core.model import Arch, Model, Net, fill
+from effuse.core.model import Arch, Model, Net, draws_inside, fill
 from effuse.core.params import Params
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
@@ -83,7 +83,8 @@ class Step:
         if self.direction is not None:
             grads = {k: p.grad if p.grad is not None else torch.zeros_like(p) for k, p in self.params.items()}
             for k, g in self.direction(grads, self.params, self.given).items():
-                self.params[k].grad = g
+                if self.params[k].requires_grad:  # a frozen layer would move by its weight decay
+                    self.params[k].grad = g
 
     def update(self) -> None:
         """Clip, move the weights, and update their moving average."""
@@ -165,8 +166,9 @@ class Eager(Machine):
         losses: list[Tensor] = []
         notes: list[Tensor] = []
         sizes: list[int] = []
-        # parallel machines run only networks without dropout, which would need torch's one default generator
-        drawing = keyed(work.stream.child("dropout")) if self.threads is None else contextlib.nullcontext()
+        # dropout needs torch's one default generator: networks without it need not wait for each other
+        alone = self.threads is None or draws_inside(net.module)
+        drawing = keyed(work.stream.child("dropout")) if alone else contextlib.nullcontext()
         with self._companions(work.given) as given, drawing:
             if average is not None:
                 given[AVERAGE] = average
@@ -227,18 +229,21 @@ class Eager(Machine):
         return net
 
     def _placed(self, value: Any) -> Any:
-        if isinstance(value, Params):
+        if isinstance(value, (Params, Tensor)):
             return value.to(self.device)
         return torch.as_tensor(value, dtype=torch.float32, device=self.device) if isinstance(value, float) else value
 
     @torch.no_grad()
-    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
+    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given, stream: Stream) -> Tensor:
         net.eval()
+        generator = stream.child("draw").torch(self.device)
         with self._companions(given) as placed:
             rows: list[Tensor] = []
             for positions in torch.arange(len(shard)).split(APPLIED):
                 x, labels, columns = self._rows(shard, positions)
-                rows.append(function(net, Batch(x, labels, task, columns=columns), placed))
+                drawn = {k: v[: len(x)] for k, v in task.draw(APPLIED, x.shape[1:], labels, generator).items()}
+                rows.append(function(net, Batch(x, labels, task, drawn, columns=columns), placed))
+                require_rows(rows[-1], len(x), function)
         return torch.cat(rows)
 
     @torch.no_grad()

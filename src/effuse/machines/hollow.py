@@ -7,7 +7,7 @@ from torch import Tensor
 
 from effuse.core.data import Shard
 from effuse.core.fit import Fit, Work
-from effuse.core.machine import Machine, Meter
+from effuse.core.machine import Machine, Meter, require_rows
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Buffers, Params
@@ -54,13 +54,18 @@ class Hollow(Machine):
         average, gradient = params if work.solver.ema else None, params if work.report_gradient else None
         return Fit(steps, images, 0.0, average, gradient), moments
 
-    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given) -> Tensor:
+    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given, stream: Stream) -> Tensor:
         data, n = shard.dataset, len(shard)
         x = torch.empty((n, *data.images.shape[1:]), device=self.device)
         columns = {k: torch.empty_like(c, device=self.device) for k, c in shard.columns.items()}
-        batch = Batch(x, torch.empty(n, dtype=torch.int64, device=self.device), task, columns=columns)
+        labels = torch.zeros(2, dtype=torch.int64)
+        few = task.draw(2, x.shape[1:], labels, torch.Generator().manual_seed(0))  # for their shapes
+        drawn = {k: v.new_empty((n, *v.shape[1:]), device=self.device) for k, v in few.items()}
+        batch = Batch(x, labels.new_empty(n, device=self.device), task, drawn, columns=columns)
         placed = {k: self._net(v.arch) if isinstance(v, Model) else v for k, v in given.items()}
-        return function(net.eval(), batch, placed)
+        rows = function(net.eval(), batch, placed)
+        require_rows(rows, n, function)
+        return rows
 
     def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
         side, channels, _ = net.arch.shape

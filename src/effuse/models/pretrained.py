@@ -10,7 +10,7 @@ from torch import nn
 from effuse.core.build import with_values
 from effuse.core.data import Shape
 from effuse.core.errors import ModelError
-from effuse.core.model import Arch, Model, fill
+from effuse.core.model import Arch, Model, Net, fill
 from effuse.core.rng import Stream
 from effuse.core.spec import spec
 from effuse.models.saved import filled, read_arch
@@ -63,7 +63,7 @@ class FromPretrained(Arch):
 
     def build(self) -> nn.Module:
         net = self.concrete.build()
-        fill(net, filled(self.concrete, Path(self.folder)))
+        fill(Net(net, arch=self.concrete), filled(self.concrete, Path(self.folder)))
         return net
 
     def initial(self, stream: Stream) -> Model:

@@ -14,7 +14,7 @@ from effuse.core.errors import RecipeError, RunError
 from effuse.core.files import writing
 from effuse.core.machine import Meter
 from effuse.core.metric import Images
-from effuse.core.model import Model, fill
+from effuse.core.model import Model, Net, fill
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
@@ -31,7 +31,7 @@ from effuse.transport.state import Snapshots
 def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
     """Write a model as diffusers can open it, replacing what an interrupted run left there."""
     net = model.arch.build()
-    fill(net, model.to("cpu"))
+    fill(Net(net, arch=model.arch), model.to("cpu"))
     # a denoiser trained without a sampler is saved with the scheduler of the ancestral one
     sampler = recipe.sampler or (Ancestral() if isinstance(recipe.task, Denoise) else None)
     scheduler = None if sampler is None else sampler.scheduler(recipe.task)

@@ -62,11 +62,15 @@ def pack(run: Path, to: Path, part: int) -> list[Path]:
         names = list(needed(folder))
         with writing(to):
             to.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+            if private:
+                to.chmod(0o700)  # it may have been there, empty
         files: list[Piece] = []
         parts = list(_cut(_contents(folder, names, files), to, part, private))
-    index = {"effuse": effuse.__version__, "format": FORMAT, "parts": parts, "files": files}
+    index = {"effuse": effuse.__version__, "format": FORMAT, "private": private, "parts": parts, "files": files}
     blob = json.dumps(index, default=Piece.to_json, indent=1).encode() + b"\n"
     write_atomically(to / INDEX, blob)
+    if private:
+        (to / INDEX).chmod(0o600)
     return [to / INDEX, *(to / piece.name for piece in parts)]
 
 
@@ -130,10 +134,11 @@ def _cut(contents: Iterator[bytes], to: Path, part: int, private: bool) -> Itera
 
 def unpack(source: Path, run: Path) -> Path:
     """Restore a packed run in a new run folder; checks every part and every file by its digest."""
-    files, parts = read_index(source / INDEX)
+    files, parts, private = read_index(source / INDEX)
     folder = RunFolder(run)
     folder.require_new()
-    private = source.stat().st_mode & 0o077 == 0
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):  # a checkpoint left there would be mixed in
+        raise RunError(f"{run} is not an empty folder; delete it, or choose another --out")
     with folder.locked(private=private):
         stream = _Parts(source, parts)
         manifest = b""
@@ -154,16 +159,17 @@ def unpack(source: Path, run: Path) -> Path:
     return run
 
 
-def read_index(path: Path) -> tuple[list[Piece], list[Piece]]:
-    """The files and the parts that the index of a pack lists."""
+def read_index(path: Path) -> tuple[list[Piece], list[Piece], bool]:
+    """The files and the parts that the index of a pack lists, and whether others may not read the run."""
     try:
         if path.stat().st_size > LARGEST_INDEX:
             raise RunError(f"{path} is too large to be the index of a pack")
         index = json.loads(path.read_text())
-        found, files, parts = index["format"], index["files"], index["parts"]
+        found = index["format"]
+        files, parts, private = (index.get(key) for key in ("files", "parts", "private"))
     except FileNotFoundError:
         raise RunError(f"there is no {path}; give the folder that `effuse pack` wrote") from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunError(f"{path} cannot be read as the index of a pack") from None
     if found != FORMAT:
         raise RunError(f"{path} has format {str(found)[:20]}, and this effuse reads format {FORMAT}")
@@ -173,7 +179,7 @@ def read_index(path: Path) -> tuple[list[Piece], list[Piece]]:
     names = [piece.name for piece in read]
     if MANIFEST not in names or len({*names}) != len(names):
         raise RunError(f"{path} is damaged: a file is named twice, or the manifest is missing")
-    return read, [Piece.from_json(value, PART, path) for value in parts]
+    return read, [Piece.from_json(value, PART, path) for value in parts], private is not False
 
 
 class _Parts:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from effuse.core.aggregate import Reducer
-from effuse.core.algorithm import FEDERATE
+from effuse.core.algorithm import FEDERATE, Algorithm
 from effuse.core.capabilities import Personal
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
-from effuse.core.federation import SETUP_T, Federation
+from effuse.core.federation import SETUP_T, Federation, cohort_size
 from effuse.core.metric import Outlook
 from effuse.core.model import Model, Net
 from effuse.core.recipe import Recipe
@@ -49,11 +49,25 @@ def refuse_apart(recipe: Recipe, train: Dataset) -> None:
     recipe.algorithm.setup(hollow_model(recipe), fed)
 
 
+def refuse_quorum(recipe: Recipe, quorum: int) -> None:
+    """A quorum with which so many clients may be silent that the replies are too few for the reducer."""
+    cohort = cohort_size(getattr(recipe.algorithm, "cohort", None), recipe.clients)
+    least = max(1, cohort - (recipe.clients - quorum))
+    for by in reducers_in(recipe.algorithm):
+        if (reason := by.lacks(least)) is not None:
+            raise RecipeError(f"--quorum {quorum}: a round may end with {least} replies, and {reason}; raise the quorum")
+
+
+def reducers_in(algorithm: Algorithm) -> list[Reducer]:
+    """The reducers among an algorithm's keys."""
+    values = (getattr(algorithm, f.name) for f in dataclasses.fields(algorithm))
+    return [value for value in values if isinstance(value, Reducer)]
+
+
 def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
     """Refuse a reducer that holds a whole cohort's replies if they exceed the memory; a rehearsal counts their bytes."""
     algorithm = recipe.algorithm
-    values = [getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)]
-    reducer = next((value for value in values if isinstance(value, Reducer) and value.holds), None)
+    reducer = next((by for by in reducers_in(algorithm) if by.holds), None)
     if reducer is None:
         return
     fed = Rehearsal(recipe, [Shard.whole(train)] * recipe.clients)

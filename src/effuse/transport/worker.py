@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from effuse.core.algorithm import Algorithm, fields_of, job_of
 from effuse.core.federation import Order
 from effuse.core.message import message
@@ -13,6 +15,8 @@ from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client
 from effuse.transport.state import Snapshots, bytes_in
 from effuse.transport.write_guard import WriteGuard
+
+CPU = torch.device("cpu")
 
 
 @message(name="receipt")
@@ -26,7 +30,8 @@ class Receipt:
 class StateCache:
     """The last state of each client, so that it is not read from disk again.
 
-    A state is found by the name of its snapshot. It is copied on its way in and out, so that a job cannot change it.
+    A state is found by the name of its snapshot. It lies in CPU memory, and is copied on its way in and out, so that a job
+    cannot change it.
     """
 
     def __init__(self, limit: int = 256 << 20) -> None:
@@ -38,14 +43,14 @@ class StateCache:
         if found is None or found[0] != name:
             return None
         self._states[client] = self._states.pop(client)
-        return {k: copied(v) for k, v in found[1].items()}
+        return {k: copied(v) for k, v in found[1].items()}  # the caller moves it to its device
 
     def put(self, client: int, name: str | None, state: dict[str, Any]) -> None:
         self._states.pop(client, None)
         size = bytes_in(list(state.values()))
         if name is None or size > self.limit:
             return
-        self._states[client] = name, {k: copied(v) for k, v in state.items()}, size
+        self._states[client] = name, {k: copied(placed(v, CPU)) for k, v in state.items()}, size
         while sum(size for _, _, size in self._states.values()) > self.limit:
             self._states.pop(next(iter(self._states)))
 
@@ -77,8 +82,9 @@ class Worker:
         with span("checkpoint"):
             before = self._recent.get(order.client, order.base) if snapshots.on_disk else None
             if before is None:
-                before = placed(snapshots.read(order.base), client.machine.device)
+                before = snapshots.read(order.base)
                 self._remember(order.client, order.base, before, snapshots)
+            before = placed(before, client.machine.device)
         client.state = dict(before)
         client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
         try:

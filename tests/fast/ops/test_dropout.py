@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from effuse.fast.graph.step import draws_inside
+from effuse.core.model import draws_inside
 from effuse.fast.ops.dropout import WORD, KeyedDropout, _mixed, dropped, kept, key_dropout, salt, seed_of
 
 N = 1 << 20

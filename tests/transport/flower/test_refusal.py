@@ -60,8 +60,8 @@ def test_what_an_algorithms_setup_refuses_is_refused_at_once(tmp_path):
 
 def test_worker_processes_are_refused_when_a_run_starts_and_when_it_is_resumed(tmp_path):
     engine = over(FakeChannel(tmp_path / "sites", 3), Terms())
-    with pytest.raises(RecipeError, match="--workers 2: over Flower every client has a process of its own"):
+    with pytest.raises(RecipeError, match="--workers 2: with Flower every client has its own process"):
         driver.run(toy_recipe(), tmp_path / "run", workers=2, served=engine)
     driver.run(toy_recipe(rounds=1), tmp_path / "run", served=engine)
-    with pytest.raises(RecipeError, match="--workers 2: over Flower"):
+    with pytest.raises(RecipeError, match="--workers 2: with Flower"):
         driver.resume(tmp_path / "run", workers=2, served=engine)

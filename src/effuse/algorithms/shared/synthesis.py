@@ -172,8 +172,7 @@ class Synthesising(Draws):
         model = client.state.pop(WARMED)
         return Upload(model, client.size, torch.tensor(client.data.histogram) if model.arch.conditional else None)
 
-    def images(self, server: Server) -> Images | None:
-        assert isinstance(server, SynthesisServer)
+    def images(self, server: SynthesisServer) -> Images | None:
         return None if server.auxiliary is None else server.auxiliary.images(server.model.arch.conditional)
 
 

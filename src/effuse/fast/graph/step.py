@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from effuse.core.data import Dataset, Shard
 from effuse.core.fit import Fit, Work, deal, kept_state, loss_and_note, mean_gradient, mean_loss, task_loss
-from effuse.core.model import Arch, Model, Net, fill
+from effuse.core.model import Arch, Model, Net, draws_inside, fill
 from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
@@ -95,8 +95,8 @@ class TrainingStep:
     def run(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
         """Replay a whole fit: copy the weights in, make the steps, copy the weights out."""
         self.used = True
-        buffers, weights = list(self.params.values()), list(net.params.values())
-        torch._foreach_copy_(buffers, weights)
+        ours, theirs = ([*n.params.values(), *n.buffers.values()] for n in (self.net, net))
+        torch._foreach_copy_(ours, theirs)
         self._reset(work)
         data, size, device = work.shard.dataset, self.solver.batch, self.machine.device
         dealt = list(deal(work))
@@ -126,8 +126,10 @@ class TrainingStep:
             self.machine.meter.trained(n)
         mean = mean_loss(list(losses.unbind()), sizes, work)
         noted = None if self.noted is None else mean_loss(list(notes.unbind()), sizes, work)
-        torch._foreach_copy_(weights, buffers)
-        kept = kept_state(self.optimiser, self.params) if work.solver.state == "kept" else None
+        torch._foreach_copy_(theirs, ours)
+        kept = None
+        if work.solver.state == "kept":  # with the moments of layers that this fit did not train
+            kept = Params({**(work.optimiser or {}), **kept_state(self.optimiser, self.params)})
         average = None
         if self.average is not None:
             average = Params({k: t.clone(memory_format=torch.contiguous_format) for k, t in self.average.items()})
@@ -143,9 +145,9 @@ class TrainingStep:
             torch._foreach_zero_(moments + sums)
         for full, value in (work.optimiser or {}).items():
             key, _, name = full.partition("/")
-            self.optimiser.state[self.params[name]][key].copy_(
-                value
-            )  # in place: the recording refers to these tensors by address
+            own = self.optimiser.state[self.params[name]].get(key)
+            if own is not None:  # a layer that is frozen since has moments and no step
+                own.copy_(value)  # in place: the recording refers to these tensors by address
         for k, v in work.given.items():
             _fill(self.given[k], v)
         if self.uphill is not None and work.uphill is not None:
@@ -153,11 +155,6 @@ class TrainingStep:
         if self.average is not None:
             start = work.average or self.params
             torch._foreach_copy_(list(self.average.values()), [start[k] for k in self.average])
-
-
-def draws_inside(net: nn.Module) -> bool:
-    """Whether a step draws from torch's default generator, which a process has only once."""
-    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in net.modules())
 
 
 def step_key(arch: Arch, work: Work, frozen: tuple[str, ...]) -> tuple[Any, ...]:
@@ -188,8 +185,8 @@ def _layout(value: Any) -> Any:
     if isinstance(value, Model):
         return value.arch
     if isinstance(value, Params):
-        return tuple((k, tuple(t.shape)) for k, t in value.items())
-    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        return tuple((k, tuple(t.shape), t.dtype) for k, t in value.items())
+    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def kind_of(solver: Solver) -> Solver:

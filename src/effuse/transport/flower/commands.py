@@ -17,6 +17,7 @@ from effuse.transport.flower.site import Consent, Site
 from effuse.transport.flower.superlink import SuperLink
 from effuse.transport.flower.supernode import SiteClient
 from effuse.transport.flower.terms import Terms
+from effuse.transport.refusals import refuse_quorum
 
 SHARE = "recipe"  # value of --data: this client's share of the recipe's own data, for simulated sites
 
@@ -49,6 +50,8 @@ def served(how: Served, name: str, clients: int) -> Engine:
         )
 
     def make(context: EngineContext) -> Federation:
+        if quorum is not None:
+            refuse_quorum(context.recipe, quorum)
         superlink = SuperLink(context.folder / "flower" / "superlink", host, port, own)
         return Flower(context, superlink, how.terms._replace(shut_out=shut_out), name)
 

@@ -3,8 +3,8 @@
 import copy
 import dataclasses
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -22,6 +22,7 @@ from effuse.core.visit import each_params, map_params, placed
 from effuse.core.workbench import Client
 from effuse.machines.hollow import Hollow
 
+MANY = 1000  # images of each class at a client that has many
 OVERHEAD = 1 << 20  # bytes for names, numbers and text
 UNKNOWN_LIMIT = 64 << 20  # bytes of a reply beside four times what was sent, where its shapes are unknown
 
@@ -29,33 +30,56 @@ Shape = tuple[int, ...]
 Names = dict[str, Shape]
 
 
-class Expected(NamedTuple):
-    """The tensors of a reply by name and shape, and the bytes that it may have."""
+class Form(NamedTuple):
+    """The tensors of a reply by place, name and shape."""
 
-    params: list[Names] | None  # None: the job cannot be done on shapes alone
+    params: dict[str, Names]  # by the place of each set in the reply: its field, its key
     loose: list[Shape]  # of the tensors outside Params
     archs: list[Arch]
-    limit: int
 
-    def check(self, reply: Any) -> None:
-        """Refuse a reply whose parameters or networks are not the expected ones."""
-        if self.params is None:
-            return
-        params = _params(reply)
-        if len(params) != len(self.params):
-            raise WireError(f"it has {len(params)} sets of parameters, expected {len(self.params)}")
-        if (archs := _archs(reply)) != self.archs:
-            raise WireError(f"its networks are {_listed(archs)}, expected {_listed(self.archs)}")
-        for shape in _loose(reply):  # an optional tensor may be missing
+    @classmethod
+    def of(cls, reply: Any) -> Self:
+        return cls(_params(reply), _loose(reply), _archs(reply))
+
+    def check(self, reply: "Form") -> None:
+        """Refuse a reply of another form; an optional tensor may be missing."""
+        if len(reply.params) != len(self.params):
+            raise WireError(f"it has {len(reply.params)} sets of parameters, expected {len(self.params)}")
+        if reply.params.keys() != self.params.keys():
+            place = sorted(reply.params.keys() - self.params.keys())[0]
+            raise WireError(f"it has parameters at '{place[:40]}', expected: {', '.join(self.params)}")
+        if reply.archs != self.archs:
+            raise WireError(f"its networks are {_listed(reply.archs)}, expected {_listed(self.archs)}")
+        for shape in reply.loose:
             if shape not in self.loose:
                 raise WireError(f"a tensor has the shape {shape}; expected: {', '.join(map(str, self.loose)) or 'none'}")
-        for names, expected in zip(params, self.params):
+        for place, expected in self.params.items():
+            names = reply.params[place]
             if names.keys() != expected.keys():
                 name = sorted(names.keys() ^ expected.keys())[0]
                 raise WireError(f"'{name}' is {'missing' if name in expected else 'unexpected'}")
             wrong = next((k for k in names if names[k] != expected[k]), None)
             if wrong is not None:
                 raise WireError(f"'{wrong}' has the shape {names[wrong]}, not {expected[wrong]}")
+
+
+class Expected(NamedTuple):
+    """The forms that a reply may have, and its most bytes."""
+
+    forms: list[Form]  # none: the job cannot be done on shapes alone
+    limit: int
+
+    def check(self, reply: Any) -> None:
+        """Refuse a reply that has none of the forms."""
+        found = Form.of(reply)
+        errors: list[WireError] = []
+        for form in self.forms:
+            try:
+                return form.check(found)
+            except WireError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 class TrackedState(dict[str, Any]):
@@ -115,26 +139,33 @@ class Expectation:
         if _loose(message):
             # loose tensors keep their numbers where a job needs them, as in a rehearsal; a copy, since a job may write on it
             messages.append(copy.deepcopy(map_params(message, lambda tensor: tensor.to(meta))))
-        reason: Exception
+        reason: Exception | None = None
         for sent in messages:
-            # the state changes what a reply holds, but not its shapes; some jobs cannot be done without it, though
-            for known in [{}, self._state] if self._state else [{}]:
-                client = self._client()
-                client.state = state = TrackedState(known)
-                try:
-                    reply = getattr(self.recipe.algorithm, job.name)(client, **fields_of(sent))
-                except Exception as error:  # it counts only if the job fails with the known state, too
-                    if known is not self._state and self._state:
+            forms: list[Form] = []
+            most, states = 0, self._state
+            # what a reply holds may depend on the state of a client and on how many images it has
+            for images in (1, MANY):
+                for known in [{}, self._state] if self._state else [{}]:
+                    client = self._client(images)
+                    client.state = state = TrackedState(known)
+                    try:
+                        reply = getattr(self.recipe.algorithm, job.name)(client, **fields_of(sent))
+                    except Exception as error:  # it counts only if the job fails with the known state, too
+                        if forms or (known is not self._state and self._state):
+                            continue
+                        if not (_about_shapes(error) or self._about_state(error, state) or isinstance(error, EffuseError)):
+                            where = f"in job '{job.name}' of {self.recipe.algorithm.name}"
+                            error.add_note(f"{where}, done on shapes before its orders go out")
+                            raise
+                        reason = error
                         continue
-                    if not (_about_shapes(error) or self._about_state(error, state) or isinstance(error, EffuseError)):
-                        where = f"in job '{job.name}' of {self.recipe.algorithm.name}"
-                        error.add_note(f"{where}, done on shapes before its orders go out")
-                        raise
-                    reason = error
-                    continue
-                self._state |= state
-                size = sum(item.nbytes for item in each_params(reply))
-                return Expected(_params(reply), _loose(reply), _archs(reply), size + OVERHEAD)
+                    states = states | state
+                    form = Form.of(reply)
+                    forms += [] if form in forms else [form]
+                    most = max(most, sum(item.nbytes for item in each_params(reply)))
+            if forms:
+                self._state = states
+                return Expected(forms, most + OVERHEAD)
         self._partial = True  # the state after this job is unknown
         if job.name not in self._reported:
             self._reported.add(job.name)
@@ -142,18 +173,19 @@ class Expectation:
             self.report(
                 f"job '{job.name}' cannot be done on shapes, so its replies are checked by type and size alone ({why})"
             )
-        return Expected(None, [], [], 4 * size_of(message, "fp32")[1] + UNKNOWN_LIMIT)
+        return Expected([], 4 * size_of(message, "fp32")[1] + UNKNOWN_LIMIT)
 
     def _about_state(self, error: Exception, state: TrackedState) -> bool:
         """Whether missing state made a job fail; where state is unknown, any error after a missed key may be that."""
         missing = isinstance(error, KeyError) and error.args[:1] and error.args[0] in state.missed
         return bool(missing or (self._partial and state.missed))
 
-    def _client(self) -> Client:
+    def _client(self, images: int) -> Client:
+        """A client with so many images of each class."""
         side, channels, _ = self.recipe.model.shape
-        classes = self.classes
-        images = torch.empty((classes, channels, side, side), dtype=torch.uint8, device="meta")
-        data = Dataset(images, torch.arange(classes), tuple(map(str, range(classes))))
+        labels = torch.arange(self.classes).repeat(images)
+        pixels = torch.empty((len(labels), channels, side, side), dtype=torch.uint8, device="meta")
+        data = Dataset(pixels, labels, tuple(map(str, range(self.classes))))
         client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, Shard.whole(data))
         client.begin(Stream(("expectation",)), 0)
         return client
@@ -188,5 +220,15 @@ def _loose(message: Any) -> list[Shape]:
     return [tuple(item.shape) for item in each_params(message) if isinstance(item, torch.Tensor)]
 
 
-def _params(message: Any) -> list[Names]:
-    return [{k: tuple(t.shape) for k, t in item.items()} for item in each_params(message) if isinstance(item, Params)]
+def _params(value: Any, place: str = "reply") -> dict[str, Names]:
+    """Every set of parameters within a message, by its place."""
+    if isinstance(value, Params):
+        return {place: {k: tuple(t.shape) for k, t in value.items()}}
+    items: Iterable[tuple[Any, Any]] = ()
+    if is_message(type(value)):
+        items = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    elif isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    return {name: names for key, item in items for name, names in _params(item, f"{place}.{key}").items()}

@@ -32,6 +32,7 @@ from effuse.transport.flower.messages import (
 from effuse.transport.flower.terms import KEEP, OpenOrders, Terms
 from effuse.transport.worker import Receipt
 
+LARGEST = 1e12  # of a weight or a loss: more than any number of images, and sums of products stay finite
 POLL = 0.2  # seconds between polls of the channel while nothing comes
 LIST_NODES = 1.0  # seconds between queries for the connected nodes
 PROGRESS = 30.0  # seconds between reports while clients are missing
@@ -184,8 +185,10 @@ class Flower(Federation):
         expected = self._expectation.of(pending.job, message)
         reply = decode(packet.body, pending.job.returns, expected.limit)
         expected.check(reply)
-        if not (weight := getattr(reply, "weight", 1.0)) > 0:
-            raise FederationError(f"its weight is {weight}; weights must be positive")
+        if not 0 < (weight := getattr(reply, "weight", 1.0)) <= LARGEST:
+            raise FederationError(f"its weight is {weight}; weights must be positive and at most {LARGEST:g}")
+        if (loss := getattr(reply, "loss", None)) is not None and not abs(loss) <= LARGEST:
+            raise FederationError(f"its loss is {loss}; a loss must be at most {LARGEST:g}")
         return reply, receipt.snapshot
 
     def _step(self, pending: OpenOrders | None, messages: dict[int, Any] | None = None) -> None:
