@@ -2,12 +2,13 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from replies import Declared, Reply, Scripted, earlier, model, params, reduced, reply, w
 
 from effuse.algorithms.fedavg import Update
-from effuse.core.aggregate import Average, by_weight, reduced_fields
+from effuse.core.aggregate import Average, Reduced, by_weight, reduced_fields
 from effuse.core.errors import FederationError, ModelError
 from effuse.core.message import message_hints
 from effuse.core.model import Model
@@ -109,3 +110,12 @@ def test_the_wire_ignores_how_a_field_is_reduced():
     update = Update(model(2.0), 3.0, 0.5)
     assert decode(encode(update, Update), Update).model.params["w"] == 2.0
     assert list(reduced_fields(Reply)) == ["model", "dc", "parts", "contrast", "score"] and reduced_fields(type(None)) == {}
+
+
+@pytest.mark.parametrize("field", ["dc", "contrast", "score", "parts"])
+def test_only_a_mean_by_weight_continues_from_a_start(field):
+    """A start keeps one weight, which is not the number of differences, nor the weight of a part."""
+    values = {"dc": params(1.0), "contrast": 1.0, "score": 1.0, "parts": {"x": params(1.0)}}
+    start = Reduced(SimpleNamespace(model=model(1.0), **{field: values[field]}), 2.0)
+    with pytest.raises(FederationError, match=f"'{field}' cannot continue from `start`"):
+        Scripted({0: reply(1.0)}).mean(Declared().train, [0], start=start, model=model(0.0))

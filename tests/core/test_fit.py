@@ -4,7 +4,20 @@ import dataclasses
 
 import pytest
 import torch
-from one_weight import HERE, ONE, CoreOneWeight, CoreTarget, bench, images, machine, model_of, only_w, work_of
+from one_weight import (
+    HERE,
+    ONE,
+    CoreNoise,
+    CoreNormed,
+    CoreOneWeight,
+    CoreTarget,
+    bench,
+    images,
+    machine,
+    model_of,
+    only_w,
+    work_of,
+)
 from torch import nn
 from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 
@@ -16,12 +29,14 @@ from effuse.core.fit import deal
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Params
 from effuse.core.rng import Stream
-from effuse.core.solvers import SGD
+from effuse.core.solvers import SGD, AdamW
 from effuse.core.spec import spec
 from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client
+from effuse.diffusion.samplers import Ancestral
 from effuse.machines.hollow import Hollow
-from effuse.runs.driver import run
+from effuse.runs.driver import resume, run
+from effuse.runs.save import load
 
 
 def test_an_epoch_has_every_image_once_and_a_small_batch_is_padded_with_its_first_image():
@@ -271,3 +286,134 @@ def test_rows_of_a_data_set_keep_all_its_columns():
 def test_a_network_without_an_architecture_has_a_clear_error():
     with pytest.raises(Exception, match="made without an architecture"):
         _ = Net(Half()).arch
+
+
+# ---- what other networks, and other kinds of values, need ----
+
+
+@spec
+class CoreFixedUnet(ToyUnet):
+    """A toy U-Net whose bottleneck is set by `build` and never trained."""
+
+    parts = {"encoder": ("down",), "decoder": ("up",)}
+    frozen = ("middle",)
+
+    def build(self) -> nn.Module:
+        net = super().build()
+        with torch.no_grad():
+            for p in net.middle.parameters():
+                p.fill_(0.5)
+        return net
+
+
+def test_a_network_with_constant_values_is_trained_saved_opened_and_resumed(tmp_path):
+    recipe = toy_recipe(model=CoreFixedUnet(), sampler=Ancestral(batch=2))
+    result = run(recipe, tmp_path / "run")
+    opened = load(tmp_path / "run")
+    assert opened.model.params.keys() == {"down.weight", "down.bias", "up.weight", "up.bias"}
+    assert opened.model.params.digest() == result.weights_sha256 and len(opened.sample(2)) == 2
+    assert resume(tmp_path / "run").weights_sha256 == result.weights_sha256
+
+
+def same(grads, params, given):
+    return dict(grads)
+
+
+def test_a_frozen_layer_does_not_move_under_a_direction():
+    """A gradient of nought would let AdamW's decay act: v stays at 2."""
+    client, net = bench(), bench().load(model_of(1.0, 2.0))
+    net.params["v"].requires_grad_(False)
+    client.fit(net, AdamW(lr=0.1, steps=3, batch=1, weight_decay=0.5), client.data, direction=same)
+    assert net.params["v"].item() == 2.0 != net.params["w"].item()
+
+
+def test_networks_with_dropout_train_alike_on_machines_side_by_side():
+    """Such a machine keys no generator for networks without dropout; another network may have it."""
+    ends = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        eager = machine()
+        eager.threads = 1
+        net = eager.load(model_of(1.0, dropout=0.5))
+        eager.fit(net, work_of(SGD(lr=0.01, epochs=2, batch=4), images(*range(0, 250, 25))))
+        ends.append(net.params["w"].item())
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("value", [1, None, [model_of()], {"a": 1.0}, "text"], ids=str)
+def test_given_holds_what_every_machine_can_hand_over(value):
+    client = bench()
+    with pytest.raises(FederationError, match="`given` has .* 'x'; give floats, tensors, Params or models"):
+        client.fit(client.load(model_of()), SGD(lr=0.1, steps=1, batch=1), client.data, given={"x": value})
+
+
+def summed(net, batch, given):
+    return net(batch.x).sum(0)
+
+
+def noise_of(net, batch, given):
+    return batch.drawn["noise"].flatten(1)
+
+
+def test_apply_needs_a_row_for_each_image_and_draws_by_its_stream():
+    shard, client = images(*range(200)), bench()
+    with pytest.raises(FederationError, match=r"summed returns a tensor of shape \(1, 1, 1\) for 200 images"):
+        client.apply(client.load(model_of()), summed, shard)
+    first, again, other = bench(), bench(), bench(8)
+    a, b, c = (place.apply(place.load(model_of()), noise_of, shard) for place in (first, again, other))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+    assert not torch.equal(a, first.apply(first.load(model_of()), noise_of, shard)), "each call has a stream of its own"
+
+
+def labelled(net, batch, given):
+    assert isinstance(batch.task, CoreOther) and torch.equal(batch.columns["F"], batch.x.flatten(1).mean(1))
+    return batch.columns["F"]
+
+
+def test_apply_takes_a_task_and_columns():
+    data = images(*range(0, 250, 10)).dataset
+    shard = Shard(data, torch.tensor([5, 3, 20]))
+    bright = data.floats(data.images[shard.rows]).flatten(1).mean(1)
+    client = bench()
+    found = client.apply(client.load(model_of()), labelled, shard.with_columns(F=bright), task=CoreOther())
+    assert torch.equal(found, bright)
+
+
+def test_the_gradient_may_be_of_another_loss_and_leaves_statistics_alone():
+    """(w x - u x)^2 at w = 1, u = 4: the slope is 2 (1 - 4) = -6. BatchNorm's running mean stays at nought."""
+    client = bench()
+    net = client.load(model_of(1.0))
+    assert client.gradient(net, client.data, batch=1, loss=distilled, given={"teacher": model_of(4.0)})["w"].item() == -6.0
+    normed = CoreNormed(side=1, channels=1, classes=1).initial(Stream((0,)))
+    net = client.load(normed)
+    client.gradient(net, images(255, 255), batch=2)
+    assert net.buffers["norm.running_mean"].item() == 0.0
+
+
+def stopped(net, batch, given):
+    teacher = given["teacher"]
+    assert not teacher.module.training and not any(p.requires_grad for p in teacher.params.values())
+    return batch.mean((net(batch.x) - teacher(batch.x)).square())
+
+
+def test_a_frozen_network_is_in_evaluation_mode_and_given_back():
+    """One network is trained, the other lent for the fit: the next job that loads one takes that."""
+    eager = machine()
+    client = bench(eager=eager)
+    net = client.load(model_of())
+    client.fit(net, SGD(lr=0.1, steps=1, batch=1), client.data, loss=stopped, given={"teacher": model_of(4.0)})
+    assert [len(free) for free in eager._free.values()] == [1]
+
+
+def test_a_draw_may_have_a_task_of_its_own():
+    seen = []
+
+    @spec
+    class CoreSeeing(CoreNoise):
+        def draw(self, net, task, *rest):
+            seen.append(type(task))
+            return super().draw(net, task, *rest)
+
+    bench().generate(model_of(), 1, CoreSeeing(), task=CoreOther())
+    bench().generate(model_of(), 1, CoreSeeing())
+    assert seen == [CoreOther, CoreTarget]

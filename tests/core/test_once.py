@@ -43,3 +43,26 @@ def test_receipts_are_restored_from_a_checkpoint():
     fed = Scripted({})
     fed.restore({0: "1_0"}, {"guide": (0, 2)})
     assert fed.has("guide") == {0, 2} and fed.snapshots == fed.durable == {0: "1_0"}
+
+
+def test_what_was_sent_once_can_be_sent_again():
+    """A guide that has changed goes to all once more; one that client 1 has lost goes to it alone."""
+    fed = Scripted(dict.fromkeys(range(3), reply(1.0)))
+
+    def ask() -> dict[int, str]:
+        list(fed.ask(Declared().guided, range(3), guide="", note=None, once={"guide": "go"}))
+        return {k: m.guide for k, m in fed.sent.items()}
+
+    assert ask() == dict.fromkeys(range(3), "go") and ask() == dict.fromkeys(range(3), "")
+    fed.forget("guide", [1])
+    assert ask() == {0: "", 1: "go", 2: ""}
+    fed.forget("guide")
+    assert ask() == dict.fromkeys(range(3), "go")
+    fed.forget("never sent")
+
+
+def test_what_arrives_in_an_evaluation_is_not_received():
+    fed = Scripted({0: reply(1.0)})
+    with fed.evaluating():
+        list(fed.ask(Declared().guided, [0], guide="", note=None, once={"guide": "go"}))
+    assert fed.has("guide") == set()

@@ -1,5 +1,7 @@
 """Robust reducers, with numbers computed by hand."""
 
+import dataclasses
+
 import pytest
 import torch
 from replies import ARCH, Declared, Scripted, earlier, model, params, reduced, reply, w
@@ -13,6 +15,7 @@ from effuse.core.algorithm import Algorithm
 from effuse.core.build import build
 from effuse.core.errors import FederationError, RecipeError
 from effuse.core.grammar import parse
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import Buffers, Params
 from effuse.core.recipe import Recipe
@@ -147,8 +150,24 @@ def test_clipped_measures_from_the_model_as_it_arrived():
 
 
 def test_clipped_needs_the_model_that_was_sent():
-    with pytest.raises(FederationError, match="from the one model that was sent with the reply's architecture, and there are 0"):
+    with pytest.raises(
+        FederationError, match="from the one model that was sent with the reply's architecture, and there are 0"
+    ):
         Scripted({0: reply(1.0)}).mean(Declared().guided, [0], by=Clipped(norm=1.0), guide="a", note=None)
+
+
+def test_clipped_measures_from_the_model_of_the_replys_architecture():
+    """A guide of another architecture is sent beside the model: the difference 5 - 1 = 4 is scaled to 1, so 2 is left."""
+    other = dataclasses.replace(ARCH, classes=3)
+    sent = Pair(model(1.0), Model(other, Params({"w": torch.tensor(9.0)}), Buffers({})))
+    values = {"model": model(5.0)}
+    assert Clipped(norm=1.0).prepared(values, sent, "fp32")["model"].params["w"] == 2.0
+
+
+@message(name="test.pair")
+class Pair:
+    model: Model
+    guide: Model
 
 
 def test_a_norm_that_no_client_reaches_is_fedavg(tmp_path):
@@ -213,3 +232,14 @@ def test_check_reports_the_bytes_and_refuses_too_many(monkeypatch):
 
 def test_the_toy_model_has_the_size_assumed_above():
     assert ToyUnet(side=4, channels=1, classes=2).initial(Stream((1,))).params.nbytes == 388
+
+
+def test_a_quorum_must_leave_enough_replies():
+    """Three clients: with a quorum of two a round may end with two replies, and Krum needs three."""
+    recipe = toy_recipe(algorithm=FedAvg(local=ADAM, aggregate=Krum(f=0)))
+    with pytest.raises(
+        RecipeError, match=r"--quorum 2: a round may end with 2 replies, and krum\(f=0\) needs .* raise the quorum"
+    ):
+        refusals.refuse_quorum(recipe, 2)
+    refusals.refuse_quorum(recipe, 3)
+    refusals.refuse_quorum(toy_recipe(algorithm=FedAvg(local=ADAM, aggregate=Median())), 1)

@@ -14,7 +14,7 @@ from toy import ToyImages, ToyUnet
 from effuse.core.data import Shape, Shard
 from effuse.core.fit import Work
 from effuse.core.model import Arch
-from effuse.core.params import Params
+from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
 from effuse.core.spec import spec
@@ -374,3 +374,102 @@ def test_without_a_gpu_there_are_no_kernels():
 def test_the_compiler_has_the_options_that_are_set():
     """A torch without one would silently compile slower steps, or steps that another process does not repeat."""
     assert hasattr(torch._inductor.config, captured.TRIES_TILINGS) and hasattr(torch._inductor.config, "deterministic")
+
+
+class Scaled(torch.nn.Module):
+    """A layer behind a number that is saved and not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = torch.nn.Conv2d(1, 1, 1)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x, t, labels=None):
+        return self.down(x) * self.scale
+
+
+@spec
+class ScaledArch(Arch):
+    def build(self):
+        return Scaled()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_saved_buffers_reach_the_recording():
+    """At a scale of 3, and of 1 again on the same recording, the losses are the eager ones."""
+    arch = ScaledArch(side=8, channels=1, classes=2)
+    start, losses = arch.initial(Stream((0,))), {}
+    for machine in (Eager(CPU), Captured(CPU, compiled=False)):
+        for scale in (3.0, 1.0):
+            model = dataclasses.replace(start, buffers=Buffers({"scale": torch.tensor(scale)}))
+            machine.release(None)
+            work = plain_work(SGD(lr=0.01, batch=16, steps=3))
+            losses[type(machine), scale] = machine.fit(machine.load(model), work)[0].loss
+    for scale in (3.0, 1.0):
+        assert losses[Captured, scale] == pytest.approx(losses[Eager, scale], rel=1e-5)
+    assert losses[Eager, 3.0] != pytest.approx(losses[Eager, 1.0], rel=1e-2)
+
+
+def plain_work(solver, **rest):
+    values = {"task": TASK, "shard": SHARD, "lr": solver.lr, "stream": Stream((0,)), "place": 0, "where": "here"}
+    return Work(solver=solver, **values | rest)
+
+
+def times(net, batch, given):
+    return batch.task.loss(net, batch) * given["by"].float().mean()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_what_a_fit_is_handed_has_its_type_in_the_recording():
+    """Twice the loss by a whole number, half of it by a float of the same shape: two recordings."""
+    fast, losses = Captured(CPU, compiled=False), []
+    for by in (torch.tensor([2]), torch.tensor([0.5])):
+        fast.release(None)
+        work = plain_work(SGD(lr=1e-9, batch=16, steps=3), loss=times, given={"by": by})
+        losses.append(fast.fit(fast.load(MODEL), work)[0].loss)
+    assert losses[0] == pytest.approx(4 * losses[1], rel=1e-4) and fast.captures == 2
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_moments_of_a_layer_that_is_frozen_later_are_kept():
+    """All layers, all but the last, all again, with moments handed on: weights and moments are the eager ones."""
+    solver, ends = Adam(lr=1e-2, batch=16, steps=3, state="kept"), []
+    for machine in (Eager(CPU), Captured(CPU, compiled=False)):
+        model, moments = MODEL, None
+        for frozen in (False, True, False):
+            machine.release(None)
+            net = machine.load(model)
+            net.module.conv_out.requires_grad_(not frozen)
+            moments = machine.fit(net, plain_work(solver, optimiser=moments))[1]
+            model = dataclasses.replace(model, params=Params.of(net))
+        ends.append((model.params, moments))
+    (y, m), (z, n) = ends
+    assert m.keys() == n.keys() and m["step/conv_out.weight"].item() == n["step/conv_out.weight"].item() == 6
+    assert (y - z).norm() < 0.05 * (y - MODEL.params).norm()
+
+
+def scored(net, batch, given):
+    return batch.task.loss(net, batch) + 0.0 * sum(c.float().mean() for c in batch.columns.values())
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_tasks_columns_and_gradients_have_recordings_of_their_own():
+    """One network by two tasks, with columns of two layouts, and looked at without an update: five recordings, as eager."""
+    fast, eager, solver = Captured(CPU, compiled=False), Eager(CPU), SGD(lr=0.01, batch=16, steps=3)
+    vectors, numbers = SHARD.with_columns(a=torch.ones(50, 3)), SHARD.with_columns(a=torch.ones(50, dtype=torch.int64))
+    fits = [
+        {},
+        {"task": Denoise(target="x0")},
+        {"loss": scored, "shard": vectors},
+        {"loss": scored, "shard": numbers},
+        {"report_gradient": True, "updates": False},
+    ]
+    for rest in fits:
+        found = []
+        for machine in (eager, fast):
+            machine.release(None)
+            net = machine.load(MODEL)
+            found.append((machine.fit(net, plain_work(solver, **rest))[0].loss, Params.of(net)))
+        (a, y), (b, z) = found
+        assert b == pytest.approx(a, rel=1e-5) and (y - z).norm() <= 1e-4 * (y - MODEL.params).norm()
+    assert fast.captures == len(fits)

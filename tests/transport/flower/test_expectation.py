@@ -8,12 +8,22 @@ from toy import ADAM, ALGORITHMS, toy_recipe
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.algorithm import job_of, on_client
 from effuse.core.errors import FederationError, WireError
+from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.spec import spec
 from effuse.core.workbench import Client
-from effuse.transport.flower.expectation import UNKNOWN_LIMIT, Expectation
+from effuse.transport.flower.expectation import UNKNOWN_LIMIT, Expectation, Form
+
+
+@message(name="toy.parts")
+class Renamed:
+    """Parts by name, and perhaps what a client kept."""
+
+    parts: dict[str, Params]
+    before: Params | None
+    weight: float
 
 
 @spec
@@ -127,3 +137,45 @@ def test_loose_tensors_keep_their_numbers_and_are_not_written_on():
     assert not reports and [form.loose for form in expected.forms] == [[(recipe.model.shape.classes,)]] and not q.any()
     with pytest.raises(WireError, match="sets of parameters"):
         expected.check(Params({"a": torch.zeros(1)}))
+
+
+@spec
+class ToyLeast(FedAvg):
+    """Clients with fewer than five images send an empty update; the others' second reply also has what they kept."""
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Renamed:
+        if client.size < 5:
+            return Renamed({}, None, 1.0)
+        parts = {part: model.part(part) for part in ("encoder", "decoder")}
+        before = client.state.get("before")
+        client.state["before"] = model.params
+        return Renamed(parts, before, 1.0)
+
+
+def test_a_reply_may_depend_on_how_many_images_and_what_state_a_client_has():
+    """None of few images, two parts at first, and what was kept beside them later: each is accepted, and nothing else is."""
+    recipe = toy_recipe(algorithm=ToyLeast(local=ADAM))
+    recipe = recipe.resolved(recipe.data.load("train"))
+    job, model = job_of(recipe.algorithm, "train"), recipe.model.initial(Stream((0,)))
+    expectation = Expectation(recipe, 2, [].append)
+    expectation.of(job, job.arguments(model=model))
+    expected = expectation.of(job, job.arguments(model=recipe.model.initial(Stream((1,)))))
+    parts = {part: model.part(part) for part in ("encoder", "decoder")}
+    for reply in (Renamed({}, None, 1.0), Renamed(parts, None, 1.0), Renamed(parts, model.params, 1.0)):
+        expected.check(reply)
+    with pytest.raises(WireError, match="sets of parameters"):
+        expected.check(Renamed({"encoder": parts["encoder"]}, None, 1.0))
+
+
+def test_parameters_are_compared_by_their_place():
+    """A client that renames its parts would replace a server's, or stop a median."""
+    recipe = toy_recipe(algorithm=ToyLeast(local=ADAM))
+    recipe = recipe.resolved(recipe.data.load("train"))
+    job, model = job_of(recipe.algorithm, "train"), recipe.model.initial(Stream((0,)))
+    expected = Expectation(recipe, 2, [].append).of(job, job.arguments(model=model))
+    parts = {f"z{part}": model.part(part) for part in ("encoder", "decoder")}
+    with pytest.raises(WireError, match=r"it has parameters at 'reply.parts.zdecoder', expected: .*reply.parts.encoder"):
+        Form.of(Renamed({p[1:]: v for p, v in parts.items()}, None, 1.0)).check(Form.of(Renamed(parts, None, 1.0)))
+    with pytest.raises(WireError):
+        expected.check(Renamed(parts, None, 1.0))

@@ -64,6 +64,11 @@ BAD = {  # the answer, and why it is rejected
         in_update(lambda u: dataclasses.replace(u, weight=-1.0)),
         r"its weight is -1\.0; weights must be positive",
     ),
+    "no data set's weight": (
+        in_update(lambda u: dataclasses.replace(u, weight=1e300)),
+        r"its weight is 1e\+300; weights must",
+    ),
+    "a loss beyond numbers": (in_update(lambda u: dataclasses.replace(u, loss=1e300)), r"its loss is 1e\+300; a loss must"),
     "unknown type": (lambda packet: packet._replace(kind="gossip"), "unknown type 'gossip'"),
     "another message": (lambda packet: packet._replace(body=encode(Receipt(1, None), Receipt)), "is not a fedavg.update"),
     "no message": (lambda packet: packet._replace(body=b"\x00" * 50), "cannot be read"),
