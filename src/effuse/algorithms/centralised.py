@@ -1,13 +1,7 @@
 """Centralised training: all data in one place, the reference for every federated method."""
 
-from effuse.core.algorithm import Server
 from effuse.core.capabilities import Averages
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model
-from effuse.core.params import Params
-from effuse.core.solvers import Solver
-from effuse.core.spec import spec
+from effuse.core.prelude import Federation, Model, Params, Server, Solver, message, spec
 
 
 @message(name="centralised.server")

@@ -5,14 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from effuse.core.aggregate import Average, Reducer, by_weight
-from effuse.core.algorithm import Algorithm, Server, on_client
-from effuse.core.errors import RecipeError
-from effuse.core.federation import Federation, cohort_size
-from effuse.core.message import message
-from effuse.core.model import Model
-from effuse.core.solvers import Solver
-from effuse.core.spec import spec
-from effuse.core.workbench import Client
+from effuse.core.federation import cohort_size
+from effuse.core.prelude import Algorithm, Client, Federation, Model, RecipeError, Server, Solver, message, on_client, spec
 
 
 @message(name="fedavg.update")

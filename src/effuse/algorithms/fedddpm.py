@@ -8,14 +8,9 @@ import torch
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.shared.quick_test import QuickTest
 from effuse.algorithms.shared.synthesis import Fraction, Synthesising, SynthesisServer
-from effuse.core.algorithm import FEDERATE, Server
 from effuse.core.capabilities import StopsEarly
-from effuse.core.errors import RecipeError
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model
-from effuse.core.solvers import Constant, Solver
-from effuse.core.spec import spec
+from effuse.core.prelude import FEDERATE, Federation, Model, RecipeError, Server, Solver, message, spec
+from effuse.core.solvers import Constant
 
 CORRECTION, OVER = "correction", "over"  # phases after the federated rounds of FedDDPM+
 

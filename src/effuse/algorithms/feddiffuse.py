@@ -8,15 +8,8 @@ import numpy as np
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.aggregate import by_weight
-from effuse.core.algorithm import Server, on_client
 from effuse.core.capabilities import Personal
-from effuse.core.errors import RecipeError
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model
-from effuse.core.params import Params
-from effuse.core.spec import spec
-from effuse.core.workbench import Client
+from effuse.core.prelude import Client, Federation, Model, Params, RecipeError, Server, message, on_client, spec
 
 PARTS = ("encoder", "bottleneck", "decoder")
 

@@ -13,17 +13,11 @@ from torch import Tensor
 from effuse.algorithms.shared.homogeneity import aggregation_weight, edge_probabilities, homogeneity
 from effuse.algorithms.shared.outages import Outages, outage_warnings, reachable_edges, validate_outages
 from effuse.core.aggregate import Reduced, by_weight
-from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.capabilities import Discloses, Hierarchical
-from effuse.core.errors import RecipeError, WireError
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model
+from effuse.core.errors import WireError
 from effuse.core.params import mean
-from effuse.core.solvers import Solver
-from effuse.core.spec import spec
+from effuse.core.prelude import FEDERATE, Client, Federation, Model, RecipeError, Server, Solver, message, on_client, spec
 from effuse.core.task import Given
-from effuse.core.workbench import Client
 from effuse.privacy.histogram import Disclosure, Exact
 from effuse.pruning.prune import cut, group_weights, prune
 

@@ -6,11 +6,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.core.algorithm import on_client
-from effuse.core.model import Model
-from effuse.core.spec import spec
-from effuse.core.task import Given
-from effuse.core.workbench import Client
+from effuse.core.prelude import Client, Given, Model, on_client, spec
 
 
 def proximal(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:

@@ -7,12 +7,7 @@ from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.shared.synthesis import Synthesising, SynthesisServer, joined
-from effuse.core.algorithm import FEDERATE, Server, on_client
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model
-from effuse.core.spec import spec
-from effuse.core.workbench import Client
+from effuse.core.prelude import FEDERATE, Client, Federation, Model, Server, message, on_client, spec
 
 SHARING = "sharing"
 SHARE = "share"  # the key of a client's state that holds its share

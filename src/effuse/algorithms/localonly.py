@@ -2,14 +2,8 @@
 
 from collections.abc import Sequence
 
-from effuse.core.algorithm import Server, on_client
 from effuse.core.capabilities import Personal
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model
-from effuse.core.solvers import Solver
-from effuse.core.spec import spec
-from effuse.core.workbench import Client
+from effuse.core.prelude import Client, Federation, Model, Server, Solver, message, on_client, spec
 
 
 @message(name="localonly.progress")

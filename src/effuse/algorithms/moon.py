@@ -10,15 +10,10 @@ from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.aggregate import by_count
-from effuse.core.algorithm import Server, on_client
 from effuse.core.capabilities import Companions
-from effuse.core.errors import RecipeError
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model, Net
-from effuse.core.spec import spec
-from effuse.core.task import Batch, Given
-from effuse.core.workbench import Client
+from effuse.core.model import Net
+from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, Server, message, on_client, spec
+from effuse.core.task import Batch
 
 
 @message(name="moon.update")

@@ -8,15 +8,8 @@ from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.aggregate import by_count, by_weight
-from effuse.core.algorithm import Server, on_client
-from effuse.core.federation import Federation
-from effuse.core.message import message
-from effuse.core.model import Model
-from effuse.core.params import Params
+from effuse.core.prelude import Client, Federation, Given, Model, Params, Server, message, on_client, spec
 from effuse.core.solvers import SGD
-from effuse.core.spec import spec
-from effuse.core.task import Given
-from effuse.core.workbench import Client
 
 
 @message(name="scaffold.server")

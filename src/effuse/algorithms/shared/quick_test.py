@@ -7,13 +7,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from effuse.algorithms.shared.synthesis import AuxiliarySet, Fraction
-from effuse.core.errors import RecipeError
-from effuse.core.federation import SETUP_T, Federation
+from effuse.core.federation import SETUP_T
 from effuse.core.metric import Images, Subject
-from effuse.core.model import Arch, Model
+from effuse.core.model import Arch
+from effuse.core.prelude import Federation, Model, RecipeError, spec
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
-from effuse.core.spec import Spec, spec
+from effuse.core.spec import Spec
 from effuse.core.workbench import SERVER
 from effuse.metrics.classifier import Classifier
 from effuse.metrics.distances import Moments, frechet, moments, solved

@@ -10,18 +10,15 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from effuse.core.algorithm import FEDERATE, Server, on_client
 from effuse.core.capabilities import Draws
 from effuse.core.data import Dataset, Shard
-from effuse.core.errors import RecipeError, WireError
-from effuse.core.federation import Federation
-from effuse.core.message import message
+from effuse.core.errors import WireError
 from effuse.core.metric import Images
-from effuse.core.model import Arch, Model
+from effuse.core.model import Arch
+from effuse.core.prelude import FEDERATE, Client, Federation, Model, RecipeError, Server, Solver, message, on_client, spec
 from effuse.core.sampler import Sampler
-from effuse.core.solvers import Constant, Solver
-from effuse.core.spec import spec
-from effuse.core.workbench import Client, Workbench
+from effuse.core.solvers import Constant
+from effuse.core.workbench import Workbench
 from effuse.diffusion.samplers import Ancestral
 
 WARM_UP, SYNTHESIS = "warm-up", "synthesis"
