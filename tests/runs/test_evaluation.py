@@ -21,8 +21,7 @@ from effuse.models.unet import DigitsUnet
 from effuse.runs.driver import run
 from effuse.runs.evaluation import evaluate_run, in_turn, shares_of
 from effuse.runs.folder import RunFolder
-from effuse.runs.rounds import weights_digest
-from effuse.runs.save import load
+from effuse.runs.save import load, weights_digest
 from effuse.tools.check import check
 
 

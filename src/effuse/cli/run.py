@@ -46,7 +46,7 @@ def run(
     if seeds is None:
         folder = out or new_folder(name)
         with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
-            result = driver.run(wanted, folder, name=name, **options, observer=observer)
+            result = driver.begin(wanted, folder, name=name, **options, observer=observer).complete()
         tell(result, folder, spans, as_json, quiet)
         return
     if seed is not None:

@@ -1,5 +1,6 @@
 """Start or resume a run: refuse what cannot work, choose an engine, run the rounds."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,12 @@ ENGINES: dict[str, Engine] = {"simulator": _in_process(Simulator), "loopback": _
 SERVED = "served"  # the clients are at their sites; `effuse serve` supplies the engine
 
 
-def run(
+def run(recipe: Recipe, out: Path, **options: Any) -> Result:
+    """Run a recipe in a new folder to its end; the options are those of `begin`."""
+    return begin(recipe, out, **options).complete()
+
+
+def begin(
     recipe: Recipe,
     out: Path,
     *,
@@ -64,8 +70,8 @@ def run(
     observer: Observer | None = None,
     served: Engine | None = None,
     trained: Path | None = None,
-) -> Result:
-    """Run a recipe in a new folder; `trained` is a finished run of the same training, whose rounds are then taken over."""
+) -> Run:
+    """A run in a new folder, to be completed; it takes over the rounds of `trained`, a finished run of the same training."""
     if served is None and engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
     if engine == "flower":
@@ -85,15 +91,17 @@ def run(
     pick_speed(recipe, chosen, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")
-    with folder.locked(private=served is not None):  # it will hold models trained on data of the sites
+    with ExitStack() as lock:
+        lock.enter_context(folder.locked(private=served is not None))  # it will hold models trained on data of the sites
         kind = SERVED if served else engine
         more = {"classes": train.classes} if trained is None else {"classes": train.classes, "trained": str(trained)}
         folder.create(recipe, name, kind, chosen.type, workers, {"train": train.digest, "test": test.digest}, **more)
         if trained is not None:
             folder.inherit(RunFolder(trained))
-        return Run(
-            recipe, folder, served or ENGINES[engine], chosen, workers, train, test, observer or Observer()
-        ).complete()
+        observer, make = observer or Observer(), served or ENGINES[engine]
+        begun = Run(recipe, folder, make, chosen, workers, train, test, observer)
+        begun.lock = lock.pop_all()
+    return begun
 
 
 def resume(
@@ -118,7 +126,8 @@ def resume(
         raise RunError(f"{out}: its manifest names the engine {engine!r}; valid: {', '.join(ENGINES)}")
     _refuse_workers(workers, engine, served)
     folder = RunFolder(out)
-    with folder.locked():
+    with ExitStack() as lock:
+        lock.enter_context(folder.locked())
         observer = observer or Observer()
         if folder.result.exists():
             observer.said(f"{out} is already finished")
@@ -133,7 +142,10 @@ def resume(
         if served or engine == "flower":
             refuse_apart(recipe, train)
         workers = workers or manifest.get("workers")
-        return Run(recipe, folder, served or ENGINES[engine], chosen, workers, train, test, observer).complete()
+        make = served or ENGINES[engine]
+        begun = Run(recipe, folder, make, chosen, workers, train, test, observer)
+        begun.lock = lock.pop_all()
+    return begun.complete()
 
 
 def _refuse_workers(workers: int | None, engine: str, served: Engine | None) -> None:

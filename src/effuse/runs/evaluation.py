@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from effuse.core.algorithm import Server
-from effuse.core.capabilities import Personal
+from effuse.core.capabilities import Draws, Personal
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
@@ -77,6 +77,29 @@ class Evaluator:
                 return net(x.to(self.bench.machine.device)).cpu()
 
         return predict
+
+    def evaluate(
+        self, fed: Federation, server: Server, ema: Model | None, picture: Path
+    ) -> tuple[dict[str, Measurement], list[str]]:
+        """Metrics of the delivered model or of the clients' own, with their averages; and the digests of clients' models."""
+        algorithm = fed.algorithm
+        model, smooth = algorithm.deliver(server), picture.with_stem(f"{picture.stem}-ema")
+        averaged: dict[str, Measurement] = {}
+        if isinstance(algorithm, Personal):
+            metrics, digests = self.evaluate_clients(fed, server, model, picture)
+            if algorithm.averages:
+                averaged, _ = self.evaluate_clients(fed, server, model, smooth, True)
+        else:
+            metrics, digests = self.evaluate_model(model, picture), []
+            if ema is not None:
+                averaged = self.evaluate_model(ema, smooth)
+        return metrics | {f"{name}_ema": m for name, m in averaged.items()}, digests
+
+    def evaluate_kept(self, server: Server) -> dict[str, Measurement]:
+        """Metrics of the synthetic images that the server keeps, where it keeps any."""
+        algorithm = self.recipe.algorithm
+        images = algorithm.images(server) if isinstance(algorithm, Draws) else None
+        return {} if images is None else {f"{name}_auxiliary": m for name, m in self.evaluate_images(images).items()}
 
     def evaluate_model(self, model: Model, picture: Path) -> dict[str, Measurement]:
         """The metrics of one model; saves a grid of its samples."""

@@ -1,18 +1,19 @@
 """A run: its rounds, and after each the evaluation, the record and the checkpoint."""
 
 import dataclasses
-import hashlib
 import json
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import torch
 
-from effuse.core.algorithm import Server
-from effuse.core.capabilities import Averages, Discloses, Draws, Personal
+from effuse.core.algorithm import FEDERATE, Server
+from effuse.core.capabilities import Averages, Discloses, Personal, StopsEarly
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
-from effuse.core.federation import SETUP_T
+from effuse.core.federation import SETUP_T, Federation
 from effuse.core.files import cache_folder
 from effuse.core.ledger import TRAINING
 from effuse.core.metric import Measurement
@@ -29,14 +30,48 @@ from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import Checkpoint, RunFolder
 from effuse.runs.observer import Observer
 from effuse.runs.records import Result, RoundRecord, Seconds, Traffic, made, plain
-from effuse.runs.save import save_model
-from effuse.runs.sequence import FinishedRound, rounds_of
+from effuse.runs.save import save_model, weights_digest
 from effuse.transport.context import Engine, EngineContext
 from effuse.transport.state import Snapshots
+from effuse.transport.write_guard import WriteGuard
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
 PRUNED = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
 PERSONAL = "model/ holds the shared parts and the initial private ones; each client keeps its own model"
+
+
+class FinishedRound(NamedTuple):
+    """A finished round."""
+
+    server: Server
+    t: int
+    phase: str
+    federated: int  # federated rounds up to here
+    evaluate: bool  # whether the model is evaluated after this round
+    over: bool  # whether this was the last round
+
+
+def rounds_of(recipe: Recipe, fed: Federation, server: Server, t: int, federated: int) -> Iterator[FinishedRound]:
+    """Run the rounds one after another, from round `t` on."""
+    algorithm = recipe.algorithm
+
+    def over() -> bool:
+        enough = server.phase == FEDERATE and federated >= recipe.rounds
+        return enough or (isinstance(algorithm, StopsEarly) and algorithm.done(server))
+
+    while not over():
+        fed.begin(t, federated)
+        phase = server.phase
+        watch = WriteGuard(server, f"the server program of {algorithm.name}", "the state it was handed")
+        with span("aggregate"), watch:
+            after = algorithm.round(server, fed)
+        fed.close()
+        server = after
+        federated += phase == FEDERATE
+        last = over()
+        due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
+        yield FinishedRound(server, t, phase, federated, bool(last or due), last)
+        t += 1
 
 
 class Run:
@@ -54,6 +89,7 @@ class Run:
         observer: Observer,
     ) -> None:
         torch.set_num_threads(recipe.threads)
+        self.lock = ExitStack()  # of the folder, if this run is to release it
         self.recipe, self.folder, self.observer = recipe, folder, observer
         with span("data"):
             train = train.to(device)
@@ -73,7 +109,7 @@ class Run:
     def complete(self) -> Result:
         """Run from the last checkpoint, or from the start, to the result."""
         try:
-            with self.fed:
+            with self.lock, self.fed:
                 result = self._complete()
         except TrainingError:  # the machines are intact: the next cell of a table can use their recordings
             keep(self.machines)
@@ -109,9 +145,7 @@ class Run:
             if done.evaluate:
                 self.observer.phase("evaluating")
                 with span("evaluate"):
-                    self.metrics = self._evaluate(server, done.federated)
-                    if done.over:
-                        self.metrics |= self._evaluate_images(server)
+                    self._evaluate(server, done.federated, done.over)
                 metrics = {name: m.value for name, m in self.metrics.items()}
             traffic = Traffic.from_json(fed.ledger.close(), "the ledger")
             total = Seconds(round=seconds, total=time.monotonic() - started)
@@ -132,7 +166,7 @@ class Run:
         if self.unevaluated:
             self.observer.phase("evaluating")
             with span("evaluate"):
-                self.metrics = self._evaluate(server, federated) | self._evaluate_images(server)
+                self._evaluate(server, federated, over=True)
         with span("checkpoint"):
             return self._finish(server, federated)
 
@@ -194,29 +228,11 @@ class Run:
             torch.cuda.reset_peak_memory_stats()
         return about | {"at_a_time": self.fed.at_a_time, "noted": self.fed.noted or None}
 
-    def _evaluate(self, server: Server, federated: int) -> dict[str, Measurement]:
-        algorithm = self.recipe.algorithm
-        model = algorithm.deliver(server)
+    def _evaluate(self, server: Server, federated: int, over: bool) -> None:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
-        if isinstance(algorithm, Personal):
-            found, self.digests = self.evaluator.evaluate_clients(self.fed, server, model, picture)
-            if algorithm.averages:
-                smoothed = picture.with_stem(f"{picture.stem}-ema")
-                smooth, _ = self.evaluator.evaluate_clients(self.fed, server, model, smoothed, True)
-                found |= {f"{name}_ema": m for name, m in smooth.items()}
-            return found
-        found = self.evaluator.evaluate_model(model, picture)
-        if self.ema is not None:
-            smooth = self.evaluator.evaluate_model(self.ema, picture.with_stem(f"{picture.stem}-ema"))
-            found |= {f"{name}_ema": m for name, m in smooth.items()}
-        return found
-
-    def _evaluate_images(self, server: Server) -> dict[str, Measurement]:
-        algorithm = self.recipe.algorithm
-        images = algorithm.images(server) if isinstance(algorithm, Draws) else None
-        if images is None:
-            return {}
-        return {f"{name}_auxiliary": m for name, m in self.evaluator.evaluate_images(images).items()}
+        self.metrics, self.digests = self.evaluator.evaluate(self.fed, server, self.ema, picture)
+        if over:
+            self.metrics |= self.evaluator.evaluate_kept(server)
 
     def _checkpoint(self, server: Server, t: int, federated: int) -> None:
         fed, state = self.fed, self.fed.workbench.state
@@ -280,9 +296,3 @@ class Run:
         self.folder.write_json("result.json", plain(result))
         self.observer.finished(result)
         return result
-
-
-def weights_digest(model: Model, personal: list[str]) -> str:
-    """SHA-256 of the server's parameters; with personal models, of these and the clients' digests."""
-    own = model.params.digest()
-    return own if not personal else hashlib.sha256(" ".join([own, *personal]).encode()).hexdigest()

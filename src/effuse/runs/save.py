@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,12 @@ def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         model.arch.save(net, folder, scheduler)
+
+
+def weights_digest(model: Model, personal: list[str]) -> str:
+    """SHA-256 of the server's parameters; with personal models, of these and the clients' digests."""
+    own = model.params.digest()
+    return own if not personal else hashlib.sha256(" ".join([own, *personal]).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from effuse.core.recipe import Recipe
 from effuse.fast import cpu_slots
 from effuse.metrics.cost import activation_bytes, costs, figures, macs, parameters
 from effuse.runs.evaluation import shares_of
-from effuse.runs.sequence import FinishedRound, rounds_of
+from effuse.runs.rounds import FinishedRound, rounds_of
 from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
 from effuse.transport.state import MemorySnapshots, bytes_in

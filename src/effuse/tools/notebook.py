@@ -61,8 +61,8 @@ def run(
     name, chosen = _named(recipe, changes)
     folder = new_folder(name) if out is None else Path(out)
     with observer or Observer() as watching:
-        result = driver.run(chosen, folder, name=name, engine=engine, device=device, workers=workers, observer=watching)
-    return Finished(folder, result)
+        run = driver.begin(chosen, folder, name=name, engine=engine, device=device, workers=workers, observer=watching)
+        return Finished(folder, run.complete())
 
 
 def resume(

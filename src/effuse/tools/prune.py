@@ -20,8 +20,7 @@ from effuse.pruning.prune import Criterion, prune
 from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import plain
-from effuse.runs.rounds import weights_digest
-from effuse.runs.save import load, save_model
+from effuse.runs.save import load, save_model, weights_digest
 from effuse.transport.device import pick_device
 from effuse.transport.refusals import refuse_evaluation, refuse_model
 

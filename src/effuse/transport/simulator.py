@@ -44,6 +44,8 @@ class InProcess(Federation):
 
     def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
         """Do a job for every client, several at a time where there are several workers."""
+        if len(self.workers) == 1:
+            return ((client, job(self.worker, client)) for client in clients)
         return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
 
     def stop(self) -> None:
