@@ -41,7 +41,7 @@ class FedPhDServer(Server):
     """The cloud's model, the edges, and the histograms that clients disclosed."""
 
     edges: tuple[Edge, ...] = ()
-    told: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)  # n_n q_n of every client
+    histograms: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)  # n_n q_n of every client
     pruned: bool = False
 
 
@@ -72,7 +72,7 @@ class EdgeChoice:
     """The edges in the order of a client's preference."""
 
     edges: tuple[int, ...]
-    told: Histogram | None = None  # its histogram, where the answer to `enrol` was lost
+    histogram: Histogram | None = None  # its histogram, where the answer to `enrol` was lost
 
     def __post_init__(self) -> None:
         if sorted(self.edges) != list(range(len(self.edges))) or not self.edges:
@@ -158,7 +158,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
             theta, pruned = prune(theta, self.ratio, "norm", fed.workbench.stream("prune")), True
             fed.note(pruned_to=theta.params.numel)
         classes = len(server.edges[0].counts)
-        return FedPhDServer(theta, edges=self._empty_edges(classes), told=server.told, pruned=pruned)
+        return FedPhDServer(theta, edges=self._empty_edges(classes), histograms=server.histograms, pruned=pruned)
 
     def _enrol_all(self, server: FedPhDServer, fed: Federation) -> FedPhDServer:
         """Collect the histograms q_n of all clients."""
@@ -166,7 +166,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         classes = len(next(iter(histograms.values())))  # of the data; a network may have more
         if self.q_u is not None and len(self.q_u) != classes:
             raise RecipeError(f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each")
-        return dataclasses.replace(server, told=histograms, edges=self._empty_edges(classes), phase=FEDERATE)
+        return dataclasses.replace(server, histograms=histograms, edges=self._empty_edges(classes), phase=FEDERATE)
 
     def _send_to_edges(self, server: FedPhDServer, fed: Federation, reachable: Sequence[int]) -> list[Edge]:
         """The edges, with theta sent to those that lack it: at the start of a cycle, or after an outage."""
@@ -183,16 +183,16 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         # one snapshot of q_e for all clients of the round: only so does the published balance of load come out
         q = torch.tensor([edge.counts for edge in server.edges])
         choices = dict(fed.ask(self.choose, S, q=q, scale=self._scale(server)))
-        late = {n: choice.told.histogram for n, choice in choices.items() if choice.told is not None}
+        late = {n: choice.histogram.histogram for n, choice in choices.items() if choice.histogram is not None}
         edge_of = {n: next((e for e in choice.edges if e in reachable), reachable[0]) for n, choice in choices.items()}
-        return dataclasses.replace(server, told=server.told | late), edge_of
+        return dataclasses.replace(server, histograms=server.histograms | late), edge_of
 
     def _train_at_edges(
         self, server: FedPhDServer, fed: Federation, edges: Sequence[Edge], edge_of: Mapping[int, int]
     ) -> list[Edge]:
         """Local training from theta_e, and the sums of Eqs. 19 and 23 over the clients that answered."""
         arguments = {e: {"theta": edges[e].theta, "sparse": not server.pruned} for e in set(edge_of.values())}
-        w = {n: self._weight(server.told[n], self._scale(server)) for n in edge_of}
+        w = {n: self._weight(server.histograms[n], self._scale(server)) for n in edge_of}
         weighted = {edge_of[n] for n in edge_of if w[n]}
         w = {n: w[n] if e in weighted else 1.0 for n, e in edge_of.items()}  # ReLU left no client at e: equal weights
         waiting = {
@@ -204,7 +204,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         for e, reduced in means.items():
             if not reduced.weight:  # no client of this edge has answered since it last aggregated
                 continue
-            counts = np.sum([server.told[n] for n in reduced.heard], axis=0) + np.array(edges[e].waiting_counts or 0.0)
+            counts = np.sum([server.histograms[n] for n in reduced.heard], axis=0) + np.array(edges[e].waiting_counts or 0.0)
             trained[e] = dataclasses.replace(
                 edges[e], waiting=reduced.value.theta, weight=reduced.weight, waiting_counts=tuple(counts.tolist())
             )
@@ -285,7 +285,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         return np.full(classes, 1 / classes) if self.q_u is None else np.array(self.q_u)
 
     def _scale(self, server: FedPhDServer) -> float:
-        return (sum(map(sum, server.told.values())) or 1.0) if self.normalised else 1.0
+        return (sum(map(sum, server.histograms.values())) or 1.0) if self.normalised else 1.0
 
     def _weight(self, counts: Sequence[float], scale: float) -> float:
         a = self.a if self.weights == "homogeneity" else 0.0

@@ -132,7 +132,7 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError) or "out of memory" in words or "can't allocate memory" in words:
         return f"not enough memory ({words}); lower algorithm.local.batch or sampler.batch; `effuse check` estimates memory"
     # importing specs takes a second, which other errors avoid
-    from effuse.core.blame import culprit
+    from effuse.core.origin import culprit
 
     where = culprit(error) or "please report it"
     return f"unexpected {type(error).__name__}: {words} ({where}; --debug shows a traceback)"

@@ -33,7 +33,7 @@ class Scale:
     factors: Mapping[str, float] = dataclasses.field(default_factory=dict)  # on countable keys, where a recipe has them
     metrics: Mapping[str, str] = dataclasses.field(default_factory=dict)  # metrics that replace the table's
     comparable: bool = True  # whether results may be compared with the printed numbers
-    told: str = ""  # the words for it in the table's title
+    label: str = ""  # the words for it in the table's title
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

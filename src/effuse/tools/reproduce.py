@@ -130,7 +130,7 @@ class Reproduction:
         """Every cell of the table, or those that `only` selects, whether run or not."""
         return {
             "table": self.name,
-            "title": ", ".join(filter(None, (self.table.title, self.scale.told))),
+            "title": ", ".join(filter(None, (self.table.title, self.scale.label))),
             "scale": self.scale_name,
             "comparable": self.scale.comparable,
             "out": str(self.out),

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from effuse.core.blame import culprit
 from effuse.core.machine import Machine, Meter
 from effuse.core.message import message
+from effuse.core.origin import culprit
 from effuse.core.recipe import Recipe
 from effuse.core.wire import encode
 from effuse.core.workbench import Client

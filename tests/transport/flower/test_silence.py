@@ -95,7 +95,7 @@ def test_a_lost_histogram_comes_with_the_next_choice_and_the_same_noise(tmp_path
     phd = FedPhD(local=ADAM, cohort=None, variant="none", histogram=Laplace(epsilon=1.0), r_g=1)
     ended, log = run_losing(tmp_path, {1}, phd, answers, rounds=2)
     lost = next(decode(packet.body, Histogram) for client, n, packet in answers if (client, n) == (1, 1))
-    assert ended.server.told[1] == pytest.approx(lost.counts.tolist()) and ended.server.told.keys() == {0, 1, 2}
+    assert ended.server.histograms[1] == pytest.approx(lost.counts.tolist()) and ended.server.histograms.keys() == {0, 1, 2}
     assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
 
 

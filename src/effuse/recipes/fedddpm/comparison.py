@@ -129,7 +129,7 @@ def tuning(
     ]
     tried = scales(data, size)
     if not size.rounds:
-        tried = {n: dataclasses.replace(x, factors={"rounds": 0.5}, told=f"{x.told}, halved") for n, x in tried.items()}
+        tried = {n: dataclasses.replace(x, factors={"rounds": 0.5}, label=f"{x.label}, halved") for n, x in tried.items()}
     title = f"FedDDPM and rivals: tuning on seed {seed}"
     return Table(title=title, cells=tuple(cells), also=("fid_auxiliary", "class_mix"), scales=tried)
 
@@ -141,7 +141,7 @@ def scales(data: Data, size: Resized) -> dict[str, Scale]:
         "scaled": Scale(settings=("speed=graph",), comparable=False),
         "smoke": dataclasses.replace(SMOKE, settings=SMALL),
     }
-    return {name: dataclasses.replace(scale, told=_described(setting(data, name, size))) for name, scale in known.items()}
+    return {name: dataclasses.replace(scale, label=_described(setting(data, name, size))) for name, scale in known.items()}
 
 
 def _described(s: Setting) -> str:

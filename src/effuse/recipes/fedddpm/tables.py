@@ -45,8 +45,8 @@ PRINTED = {
     ),
 }
 STAND_INS = {k: k.replace("fid", "fid_classifier") for k in ("fid", "fid_ema", "fid_auxiliary", "fid_pooled")}
-SMOKE = Scale(metrics=STAND_INS, comparable=False, told="run on digits")
-SCALES = {"paper": Scale(), "scaled": Scale(comparable=False, told="scaled"), "smoke": SMOKE}
+SMOKE = Scale(metrics=STAND_INS, comparable=False, label="run on digits")
+SCALES = {"paper": Scale(), "scaled": Scale(comparable=False, label="scaled"), "smoke": SMOKE}
 
 
 def loss_curves(method: Literal["fedavg", "localaug", "fedddpm"] = "fedddpm", scale: Size = "paper") -> Recipe:

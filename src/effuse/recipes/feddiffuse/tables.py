@@ -83,4 +83,4 @@ def _smoke(*less: str) -> Scale:
         *less,
     )
     pooled = {f"{name}_pooled": f"{STAND_INS[name]}_pooled" for name in ("fid", "fid_clipped")}
-    return Scale(settings=settings, metrics=STAND_INS | pooled, comparable=False, told="run on digits")
+    return Scale(settings=settings, metrics=STAND_INS | pooled, comparable=False, label="run on digits")

@@ -207,4 +207,4 @@ def _brief(real: str) -> Scale:
     metrics = f"evaluate.metrics=[fid({few}), fid({few}, clipped=True), kid({few})]"
     settings = (*SMALL, metrics, "rounds=2", "algorithm.local.epochs=1", "sampler.steps=10", "speed=auto")
     averaged = {f"{name}_ema": f"{ours}_ema" for name, ours in STAND_INS.items()}
-    return Scale(settings=settings, metrics=STAND_INS | averaged, comparable=False, told="run on digits")
+    return Scale(settings=settings, metrics=STAND_INS | averaged, comparable=False, label="run on digits")

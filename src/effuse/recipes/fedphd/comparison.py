@@ -93,6 +93,6 @@ def _cell(
 def _scales(epochs: int) -> dict[str, Scale]:
     small = {"rounds": 0.1, "algorithm.R_s": 0.25}
     return {
-        "scaled": dataclasses.replace(SCALED, factors={}, told=f"on CIFAR-10: {epochs} local epochs in total"),
-        "smoke": dataclasses.replace(SMOKE, factors=small, told="on digits: a tenth of the rounds"),
+        "scaled": dataclasses.replace(SCALED, factors={}, label=f"on CIFAR-10: {epochs} local epochs in total"),
+        "smoke": dataclasses.replace(SMOKE, factors=small, label="on digits: a tenth of the rounds"),
     }

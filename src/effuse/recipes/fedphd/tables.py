@@ -18,7 +18,7 @@ SCALED = Scale(
     factors={"rounds": 0.01},
     metrics={"fid_ema": "fid"},
     comparable=False,
-    told="scaled",
+    label="scaled",
 )
 SMOKE = Scale(
     settings=(
@@ -33,7 +33,7 @@ SMOKE = Scale(
     factors={"rounds": 0.001, "algorithm.R_s": 0.25},
     metrics={"fid": "fid_classifier", "fid_pooled": "fid_classifier_pooled", "fid_ema": "fid_classifier"},
     comparable=False,
-    told="run on digits",
+    label="run on digits",
 )
 SCALES = {"paper": Scale(), "scaled": SCALED, "smoke": SMOKE}
 ALSO = (
