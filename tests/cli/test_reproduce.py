@@ -352,7 +352,7 @@ def test_an_interrupted_evaluation_is_repeated(effuse, sampled_twice, monkeypatc
     """Interrupted while it samples: the same command evaluates again and trains nothing."""
     effuse("reproduce toy.samplers --only method=full,steps=2 --quiet")
     evaluate = rounds.Run._evaluate
-    monkeypatch.setattr(rounds.Run, "_evaluate", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(rounds.Run, "_evaluate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     stopped = effuse("reproduce toy.samplers --only method=full,steps=3 --quiet")
     assert "repeat the command to resume" in stopped.err
     monkeypatch.setattr(rounds.Run, "_evaluate", evaluate)
