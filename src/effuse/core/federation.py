@@ -91,8 +91,7 @@ class Federation(ABC):
         """End a round; an answer that was never consumed is an error."""
         if self._busy:
             waiting = ", ".join(map(str, sorted(self._busy)))
-            place = f"round {self.t}: answers of clients {waiting}"
-            raise FederationError(f"{place} were asked for and never taken; consume every ask")
+            raise FederationError(f"round {self.t}: answers of clients {waiting} were never taken; consume every ask")
 
     def restore(self, snapshots: Mapping[int, str], received: Mapping[str, Sequence[int]]) -> None:
         """Continue from the client states and receipts that a checkpoint names."""
