@@ -35,10 +35,14 @@ def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
     assert a.traffic.bytes == b.traffic.bytes and a.traffic.parameters == b.traffic.parameters
 
 
-# a client that is asked alone must answer, and Krum needs the answers of all three
-SPARING = [
-    n for n, a in ALGORITHMS.items() if not isinstance(a, Centralised) and getattr(a, "group", 2) > 1 and "krum" not in n
-]
+# of three replies, these reducers need all
+NEED_ALL = {
+    "fedavg, krum": r"krum\(f=0\) needs 2 f \+ 3 = 3 replies, not 2; lower f",
+    "scaffold, trimmed means": r"trimmed\(share=0.3\) drops 1 of 2 replies at either end, which leaves none",
+}
+# a client that is asked alone must answer, too
+ALONE = {name for name, algorithm in ALGORITHMS.items() if getattr(algorithm, "group", 2) == 1}
+SPARING = [name for name in ALGORITHMS if name not in {"centralised", *NEED_ALL, *ALONE}]
 
 
 @pytest.mark.parametrize("name", SPARING)
@@ -52,12 +56,12 @@ def test_every_algorithm_goes_on_without_a_silent_client(name, tmp_path):
     assert "silent: 1" in log_of(tmp_path / "run")
 
 
-def test_krum_says_how_many_replies_it_needs(tmp_path):
+@pytest.mark.parametrize("name", NEED_ALL)
+def test_a_reducer_says_how_many_replies_it_needs(name, tmp_path):
     channel = FakeChannel(tmp_path / "sites", 3)
     channel.fault = lambda client, n, packet: None if client == 1 else packet
-    recipe, terms = toy_recipe(algorithm=ALGORITHMS["fedavg, krum"]), Terms(quorum=1, deadline=0.2)
-    reason = r"round 0, job 'train': krum\(f=0\) needs 2 f \+ 3 = 3 replies, not 2; lower f"
-    with pytest.raises(FederationError, match=reason):
+    recipe, terms = toy_recipe(algorithm=ALGORITHMS[name]), Terms(quorum=1, deadline=0.2)
+    with pytest.raises(FederationError, match=f"round 0, job 'train': {NEED_ALL[name]}"):
         run_over(channel, recipe, tmp_path / "run", terms)
 
 
