@@ -40,21 +40,23 @@ class Step:
 
     def __init__(
         self,
-        params: Mapping[str, Tensor],
+        net: Net,
         optimiser: torch.optim.Optimizer,
         work: Work,
         given: Given,
         average: Mapping[str, Tensor] | None,
         total: Mapping[str, Tensor] | None,
         uphill: float | Tensor | None,
+        around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        self.params, self.optimiser, self.given = params, optimiser, given
+        self.net, self.params, self.optimiser, self.given = net, net.params, optimiser, given
+        self.loss, self.around = work.loss or task_loss, around  # `around` is entered for every evaluation of the loss
         self.direction, self.clip, self.ema, self.updates = work.direction, work.solver.clip, work.solver.ema, work.updates
         self.average, self.total, self.uphill = average, total, uphill
 
-    def __call__(self, forward: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The loss and its second value."""
-        loss, noted = self.gradient(forward)
+        loss, noted = self.gradient(batch)
         with torch.no_grad():
             if self.total is not None:
                 grads = {k: p.grad for k, p in self.params.items() if p.grad is not None}
@@ -64,15 +66,19 @@ class Step:
                 self.update()
         return loss.detach(), None if noted is None else noted.detach()
 
-    def gradient(self, forward: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        with self.around():
+            return loss_and_note(self.loss(self.net, batch, self.given))
+
+    def gradient(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Set the parameters' `grad` to the gradient of the mean loss; SAM takes it uphill of the weights."""
         self.optimiser.zero_grad(set_to_none=True)
-        loss, noted = forward()
+        loss, noted = self.forward(batch)
         loss.backward()
         if self.uphill is not None:
             before = climb([p for p in self.params.values() if p.grad is not None], self.uphill)
             self.optimiser.zero_grad(set_to_none=True)
-            forward()[0].backward()
+            self.forward(batch)[0].backward()
             with torch.no_grad():
                 for p, value in before:
                     p.copy_(value)  # subtracting what was added would round
@@ -172,14 +178,9 @@ class Eager(Machine):
         with self._companions(work.given) as given, drawing:
             if average is not None:
                 given[AVERAGE] = average
-            step = Step(params, optimiser, work, given, average, total, work.uphill)
-            loss_of = work.loss or task_loss
+            step = Step(net, optimiser, work, given, average, total, work.uphill)
             for batch in self._batches(work):
-
-                def forward(batch: Batch = batch) -> tuple[Tensor, Tensor | None]:
-                    return loss_and_note(loss_of(net, batch, given))
-
-                loss, noted = step(forward)
+                loss, noted = step(batch)
                 losses.append(loss)
                 notes += [] if noted is None else [noted]
                 sizes.append(len(batch.labels))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from effuse.core.data import Dataset, Shard
-from effuse.core.fit import Fit, Work, deal, kept_state, loss_and_note, mean_gradient, mean_loss, task_loss
+from effuse.core.fit import Fit, Work, deal, kept_state, mean_gradient, mean_loss
 from effuse.core.model import Arch, Model, Net, draws_inside, fill
 from effuse.core.params import Params
 from effuse.core.rng import Stream
@@ -65,8 +65,7 @@ class TrainingStep:
             data, images=data.images[:0].clone(), labels=data.labels[:0].clone(), groups=None, domains=None
         )
         work = dataclasses.replace(work, shard=Shard.whole(data), given={}, optimiser=None, average=None)
-        descend = Step(self.params, self.optimiser, work, self.given, self.average, self.total, self.uphill)
-        loss_of = work.loss or task_loss
+        descend = Step(self.net, self.optimiser, work, self.given, self.average, self.total, self.uphill, self._evaluation)
 
         def step() -> None:
             x = data.floats(self.stored)
@@ -75,14 +74,7 @@ class TrainingStep:
             x = x.contiguous(memory_format=torch.channels_last)
             batch = Batch(x, self.labels, self.task, self.drawn, self.weight, self.columns)
 
-            def forward() -> tuple[Tensor, Tensor | None]:
-                self.net.others = 0
-                if self.seed is not None:
-                    self.seed.add_(1)  # a new mask for every step, and for both passes of a SAM step
-                with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                    return loss_and_note(loss_of(self.net, batch, self.given))
-
-            loss, noted = descend(forward)
+            loss, noted = descend(batch)
             self.loss.copy_(loss)
             if noted is not None:
                 if self.noted is None:  # in the warm-up, before recording
@@ -90,6 +82,13 @@ class TrainingStep:
                 self.noted.copy_(noted)
 
         self.graph = self.machine.recorded(step, self.machine.stream)
+
+    def _evaluation(self) -> torch.autocast:
+        """The context of an evaluation of the loss: bf16 and new dropout masks, also for the second pass of a SAM step."""
+        self.net.others = 0
+        if self.seed is not None:
+            self.seed.add_(1)
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
 
     @torch.no_grad()
     def run(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
