@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from effuse.core.algorithm import Algorithm, on_client
+from effuse.core.errors import FederationError
 from effuse.core.message import message
 from effuse.core.metric import Images
 from effuse.core.model import Model
@@ -42,7 +43,7 @@ class Personal(Algorithm):
 
     def own_average(self, client: Client, model: Model) -> Model:
         """The moving average of a client's own model; called only where `averages` is true."""
-        raise NotImplementedError
+        raise FederationError(f"{self.name} says that its clients keep averages, and does not say which")
 
     @on_client
     def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None, average: bool) -> PersonalSamples:
