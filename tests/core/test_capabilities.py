@@ -24,7 +24,7 @@ DECLARED = {
     StopsEarly: {"fedddpm_plus"},
     Companions: {"moon"},
 }
-HOOKS = {"jobs", "solvers", "ready", "setup", "round", "deliver", "warnings"}
+HOOKS = {"jobs", "solvers", "trains", "ready", "setup", "round", "deliver", "warnings"}
 
 
 def test_every_capability_is_declared_by_the_algorithms_that_have_it():

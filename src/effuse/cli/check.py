@@ -50,6 +50,9 @@ def show(report: dict[str, Any]) -> None:
     table.add_row("parameters", f"{parts['total']:,}" + (f" ({inner})" if inner else ""))
     frozen = f", and {report['macs_frozen']:,} of frozen networks while training" if report["macs_frozen"] else ""
     table.add_row("multiply-adds an image", f"{report['macs']:,}{frozen}")
+    for other in report["networks"]:
+        shown = f"{other['parameters']:,} parameters, {other['macs']:,} multiply-adds an image"
+        table.add_row(f"also trained: {other['name']}", shown)
     up, down = (amount(traffic["bytes"][d]) for d in ("up", "down"))
     exact = "exact" if traffic["exact"] else traffic["reason"]
     table.add_row("traffic", f"{up} up, {down} down; {traffic['parameters']['total']:,} parameters ({exact})")

@@ -5,16 +5,18 @@ import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from effuse.core.errors import FederationError, WireError
 from effuse.core.message import check, is_message, message
-from effuse.core.model import Model
+from effuse.core.model import Arch, Model
 from effuse.core.solvers import Solver
 from effuse.core.spec import Spec, spec
+from effuse.core.task import Task
 
 if typing.TYPE_CHECKING:
     from effuse.core.federation import Federation
+    from effuse.core.recipe import Recipe
 
 FEDERATE = "federate"  # the phase whose rounds the recipe counts
 
@@ -34,6 +36,14 @@ class Job:
     name: str
     arguments: type  # a message made from the signature
     returns: Any
+
+
+class Trained(NamedTuple):
+    """A network that an algorithm trains, the task, and the solver."""
+
+    arch: Arch
+    task: Task
+    solver: Solver
 
 
 def on_client(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,6 +83,10 @@ class Algorithm(Spec, ABC):
         """All solvers among the keys."""
         values = (getattr(self, f.name) for f in dataclasses.fields(self))
         return [v for v in values if isinstance(v, Solver)]
+
+    def trains(self, recipe: "Recipe") -> list[Trained]:
+        """The networks that a run trains; by default the recipe's model, by every solver."""
+        return [Trained(recipe.model, recipe.task, solver) for solver in self.solvers()]
 
     def ready(self, clients: int) -> None:
         """Refuse settings that cannot work with that many clients, before anything is computed."""

@@ -8,13 +8,15 @@ from effuse.core.algorithm import Algorithm, on_client
 from effuse.core.errors import FederationError
 from effuse.core.message import message
 from effuse.core.metric import Images
-from effuse.core.model import Model
+from effuse.core.model import Arch, Model
 from effuse.core.params import Params
 from effuse.core.sampler import Sampler
+from effuse.core.task import Task
 from effuse.core.workbench import Client
 
 if TYPE_CHECKING:
     from effuse.core.federation import Federation
+    from effuse.core.recipe import Recipe
 
 
 @message(name="personal.samples")
@@ -69,6 +71,10 @@ class Draws(Algorithm):
     @abstractmethod
     def images(self, server: Any) -> Images | None:
         """The images, if there are any yet."""
+
+    def drawn_from(self, recipe: "Recipe") -> list[tuple[Arch, Task]]:
+        """The networks that the images are drawn from, and their tasks; by default the run's own."""
+        return [(recipe.model, recipe.task)]
 
 
 class Averages(Algorithm):

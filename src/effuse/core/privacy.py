@@ -15,7 +15,8 @@ Accountant = Literal["pld", "rdp"]
 class Release:
     """One noisy release of a client's data, as an accountant needs it.
 
-    Neighbouring data sets differ in one unit (an image or a group), which is replaced by nothing; the number of units is public.
+    Neighbouring data sets differ in one unit (an image or a group), which is replaced by nothing. The number of units is
+    public.
     """
 
     what: str  # 'fit', 'histogram': for reports
@@ -31,7 +32,6 @@ class DpSgd(Spec, name="dp_sgd"):
 
     clip: PositiveFloat = 1.0  # the largest norm of one unit's gradient
     sigma: PositiveFloat | None = None  # noise over clip; None: solved from the recipe's budget
-    unit: Literal["image", "group"] = "image"  # what is protected: an image, or all images of a group, such as a patient
     repeats: PositiveInt = 1  # rows of a unit, averaged before clipping: noise draws of an image, or images of a group
     physical: PositiveInt | None = None  # units held in memory at a time; None: chosen from the expected batch
 
@@ -42,4 +42,5 @@ class Budget(Spec):
 
     epsilon: PositiveFloat
     delta: Delta = 1e-5
+    unit: Literal["image", "group"] = "image"  # what is protected: an image, or all images of a group, such as a patient
     accountant: Accountant = "pld"  # privacy loss distributions need 5 to 8 % less noise than Renyi divergences

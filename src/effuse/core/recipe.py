@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from effuse.core.algorithm import Algorithm
 from effuse.core.build import build_text, make, replace, reset_keys, with_values
-from effuse.core.data import Dataset, Partition, Shard, Source
+from effuse.core.data import Dataset, Partition, Shape, Shard, Source
 from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
@@ -73,7 +73,17 @@ class Recipe(Spec):
 
     def resolved(self, train: Dataset) -> "Recipe":
         """This recipe with what depends on the data filled in."""
-        return with_values(self, "recipe", model=self.model.resolved(train.shape))
+        return self.shaped(train.shape)
+
+    def shaped(self, shape: Shape) -> "Recipe":
+        """This recipe with all its networks made for data of that shape."""
+        algorithm = _shaped(self.algorithm, shape)
+        return with_values(self, "recipe", model=self.model.resolved(shape), algorithm=algorithm)
+
+    @property
+    def networks(self) -> list[Arch]:
+        """The run's model, and the other networks that the algorithm trains."""
+        return list(dict.fromkeys([self.model, *(trained.arch for trained in self.algorithm.trains(self))]))
 
     def shards(self, train: Dataset) -> list[Shard]:
         """The training data divided among the clients."""
@@ -114,6 +124,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("recipe"), dict):
         raise RecipeError(f"{file} is not a manifest: it has no recipe")
     return manifest
+
+
+def _shaped(value: Any, shape: Shape) -> Any:
+    """The same value with the networks among a spec's keys resolved."""
+    if isinstance(value, Arch):
+        return value.resolved(shape)
+    if isinstance(value, tuple):
+        return tuple(_shaped(item, shape) for item in value)
+    if isinstance(value, Spec):
+        keys = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        changed = {k: new for k, v in keys.items() if (new := _shaped(v, shape)) != v}
+        return with_values(value, value.name, **changed) if changed else value
+    return value
 
 
 def _at(value: Any, path: tuple[str, ...]) -> Any:

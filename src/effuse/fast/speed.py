@@ -68,20 +68,20 @@ def _captured(recipe: Recipe, device: torch.device, compiled: bool) -> list[Capt
     REUSABLE.clear()
     machines = (reused + [Captured(*kind) for _ in range(len(reused), slots(recipe))])[: slots(recipe)]
     for machine in machines:
-        machine.reset_for(recipe.model)
+        machine.reset_for(recipe.networks)
     return machines
 
 
 def cpu_slots(recipe: Recipe) -> int:
     """How many clients share a CPU's threads. In parallel they are faster than in turn with all threads."""
     with torch.device("meta"):
-        alone = recipe.speed == "eager" or draws_inside(recipe.model.build())
+        alone = recipe.speed == "eager" or any(draws_inside(arch.build()) for arch in recipe.networks)
     return 1 if alone else min(recipe.clients, recipe.threads)
 
 
 def slots(recipe: Recipe) -> int:
     """How many clients may share a GPU: one if steps draw from torch's default generator, which a process has only once."""
     with torch.device("meta"):
-        net = for_tensor_cores(recipe.model.build())
-    small = sum(p.numel() for p in net.parameters()) < SMALL
-    return 1 if draws_inside(net) else min(recipe.clients, MOST_SLOTS if small else LARGE_SLOTS)
+        nets = [for_tensor_cores(arch.build()) for arch in recipe.networks]
+    small = all(sum(p.numel() for p in net.parameters()) < SMALL for net in nets)
+    return 1 if any(map(draws_inside, nets)) else min(recipe.clients, MOST_SLOTS if small else LARGE_SLOTS)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -150,10 +150,10 @@ class Eager(Machine):
     def forget(self, arch: Arch) -> None:
         self._free.pop(arch, None)
 
-    def reset_for(self, arch: Arch) -> None:
-        """Prepare for another run: reset counts and loans, and free all networks but those of this architecture."""
+    def reset_for(self, networks: Collection[Arch]) -> None:
+        """Prepare for another run: reset counts and loans, and free all networks but those of these architectures."""
         self.meter, self._lent = Meter(), defaultdict(list)
-        for other in self._known() - {arch}:
+        for other in self._known() - set(networks):
             self.forget(other)
 
     def _known(self) -> set[Arch]:

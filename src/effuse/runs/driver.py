@@ -36,7 +36,8 @@ def _in_process(kind: type[InProcess]) -> Engine:
             return kind(recipe, shards, *machines, snapshots=snapshots)
         each = slots_each(len(machines), processes, device)
         for machine in context.machines:
-            machine.forget(recipe.model)  # the workers record for themselves: free the memory of the trial's recordings
+            for arch in recipe.networks:  # the workers record for themselves: free the memory of the trial's recordings
+                machine.forget(arch)
         options: dict[str, Any] = {"snapshots": snapshots, "folder": context.folder, "workers": processes, "slots": each}
         return Processes(recipe, shards, machines[0], **options)
 

@@ -106,7 +106,8 @@ class Evaluator:
         images = self.samples(model)
         if images is not None and self.recipe.evaluate.grid:
             save_grid(images.first(self.recipe.evaluate.grid), picture)
-        return self.measure(images, model)
+        metrics = self.recipe.evaluate.metrics
+        return self.measure(images, model, tuple(m for m in metrics if self.recipe.sampler is not None or not m.samples))
 
     def evaluate_images(self, images: Images) -> dict[str, Measurement]:
         """The recipe's metrics of existing images, in random order; metrics that want more images take all there are."""

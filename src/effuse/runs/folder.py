@@ -11,7 +11,6 @@ from typing import Any
 
 import effuse
 from effuse.core.algorithm import Server
-from effuse.core.build import with_values
 from effuse.core.errors import RunError, WireError
 from effuse.core.files import held, sync_file, write_atomically, writing
 from effuse.core.ledger import EVALUATION
@@ -72,7 +71,7 @@ class RunFolder:
     def require_same(self, recipe: Recipe) -> None:
         """Refuse a run of another recipe than this one."""
         saved = Recipe.restore(read_manifest(self.path)["recipe"])
-        wanted = with_values(recipe, "recipe", model=recipe.model.resolved(saved.model.shape))
+        wanted = recipe.shaped(saved.model.shape)
         for key in field_hints(Recipe):
             if (new := getattr(wanted, key)) != (old := getattr(saved, key)):
                 was, now = text(old, full=False), text(new, full=False)

@@ -19,6 +19,7 @@ from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
 from effuse.transport.state import MemorySnapshots, bytes_in
 
+WIDTH = 4  # bytes of a float
 SMALLEST_SHARE = 10  # a client with fewer images gets a warning
 
 
@@ -48,6 +49,9 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "recipe": name or "recipe",
         "parameters": parameters(recipe.model),
         "macs": macs(recipe.model),
+        "networks": [
+            {"name": arch.name, "parameters": parameters(arch)["total"], "macs": macs(arch)} for arch in recipe.networks[1:]
+        ],
         "macs_frozen": algorithm.frozen * macs(recipe.model, "features") if isinstance(algorithm, Companions) else 0,
         "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
         "traffic": traffic,
@@ -95,9 +99,13 @@ def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str,
     It sums the weights, gradients, moments and activations of the clients that train at the same time, the data, and the
     replies of a cohort that are held together.
     """
-    batch = max((solver.batch for solver in recipe.algorithm.solvers()), default=1)
     together = cpu_slots(recipe)
-    weights, activations = 5 * together * model.params.nbytes, together * batch * activation_bytes(recipe.model)
+    trained = recipe.algorithm.trains(recipe)
+    networks = {recipe.model: model.params.nbytes} | {t.arch: WIDTH * parameters(t.arch)["total"] for t in trained}
+    weights = 5 * together * max(networks.values())
+    activations = together * max(
+        (t.solver.batch * activation_bytes(t.arch) for t in trained), default=activation_bytes(recipe.model)
+    )
     data = train.images.numel() * train.images.element_size()
     parts = {"weights": weights, "activations": activations, "data": data, "cohort": held}
     return parts | {"total": sum(parts.values())}

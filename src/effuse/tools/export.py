@@ -13,6 +13,7 @@ import numpy as np
 import effuse
 from effuse.algorithms.shared.synthesis import AuxiliarySet
 from effuse.core.algorithm import fields_of
+from effuse.core.capabilities import Draws
 from effuse.core.errors import RunError
 from effuse.core.files import write_atomically, writing
 from effuse.core.metric import Images
@@ -59,9 +60,13 @@ def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
             f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not drawn them yet; "
             "`effuse sample` draws images from a finished model"
         )
-    sampler = text(recipe.algorithm.sampler)  # type: ignore[attr-defined]
-    provenance = _made(run, recipe) | {"sampler": sampler, "auxiliary": len(found)}
-    return _written(found.images(recipe.model.conditional), form, where, provenance, found.origin.tolist()), len(found)
+    algorithm, server = recipe.algorithm, checkpoint.server if checkpoint is not None else None
+    assert isinstance(algorithm, Draws)
+    images = algorithm.images(server)
+    assert images is not None
+    sampler = getattr(algorithm, "sampler", None)  # images need not come from a sampler
+    provenance = _made(run, recipe) | {"sampler": None if sampler is None else text(sampler), "auxiliary": len(found)}
+    return _written(images, form, where, provenance, found.origin.tolist()), len(found)
 
 
 def _made(run: Path, recipe: Recipe) -> dict[str, Any]:

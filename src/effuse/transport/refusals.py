@@ -8,17 +8,17 @@ import torch
 
 from effuse.core.aggregate import Reducer
 from effuse.core.algorithm import FEDERATE, Algorithm
-from effuse.core.capabilities import Personal
+from effuse.core.capabilities import Draws, Personal
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
 from effuse.core.federation import SETUP_T, Federation, cohort_size
 from effuse.core.metric import Outlook
-from effuse.core.model import Model, Net
+from effuse.core.model import Arch, Model, Net
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.spec import Spec
-from effuse.core.task import Batch
+from effuse.core.task import Batch, Task
 from effuse.tasks.classify import Classify
 from effuse.transport.rehearsal import Rehearsal
 
@@ -31,7 +31,10 @@ def refuse(recipe: Recipe, train: Dataset, test: Dataset) -> None:
         raise RecipeError(
             f"ema: {recipe.algorithm.name} has a model per client; average those by algorithm.local.ema instead"
         )
-    try_step(recipe, hollow_model(recipe))
+    try_step(recipe.model, recipe.task, "model")
+    for trained in recipe.algorithm.trains(recipe):
+        if trained[:2] != (recipe.model, recipe.task):
+            try_step(trained.arch, trained.task, "algorithm")
     refuse_cohort(recipe, train)
     refuse_evaluation(recipe, train, test)
 
@@ -91,29 +94,35 @@ def machine_memory() -> int:
 
 def refuse_model(recipe: Recipe, train: Dataset) -> None:
     """Refuse a network for other images than the data's; it may have more classes than the data."""
-    model, data = recipe.model.shape, train.shape
-    wrong = [key for key in ("side", "channels") if getattr(model, key) != getattr(data, key)]
-    wrong += ["classes"] if model.classes < data.classes else []
-    for key in wrong:
-        value, found = getattr(model, key), getattr(data, key)
-        raise RecipeError(f"model.{key}: {value}, but the data has {found}; leave it out or transform the data")
+    for arch in recipe.networks:
+        model, data = arch.shape, train.shape
+        wrong = [key for key in ("side", "channels") if getattr(model, key) != getattr(data, key)]
+        wrong += ["classes"] if model.classes < data.classes else []
+        for key in wrong:
+            value, found, name = getattr(model, key), getattr(data, key), "model" if arch == recipe.model else arch.name
+            raise RecipeError(f"{name}.{key}: {value}, but the data has {found}; leave it out or transform the data")
 
 
 def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     """Refuse a sampler or metrics that do not fit the task, the model or the data."""
     conditional = recipe.model.conditional
-    for sampler in (*samplers_in(recipe.sampler), *samplers_in(recipe.algorithm)):  # an algorithm may draw images too
+    for sampler in samplers_in(recipe.sampler):
         sampler.ready(recipe.task, conditional)
+    drawn = recipe.algorithm.drawn_from(recipe) if isinstance(recipe.algorithm, Draws) else [(recipe.model, recipe.task)]
+    for sampler in samplers_in(recipe.algorithm):  # an algorithm may draw images too
+        for arch, task in drawn:
+            sampler.ready(task, arch.conditional)
+    kept = recipe.sampler is None and isinstance(recipe.algorithm, Draws)  # metrics of samples measure the server's images
     outlook = Outlook(
         classifies=isinstance(recipe.task, Classify),
-        conditional=conditional,
+        conditional=all(arch.conditional for arch, _ in drawn) if kept else conditional,
         classes=recipe.model.shape.classes,
         real={"train": len(train), "test": len(test)},
         metrics=recipe.evaluate.metrics,
     )
     stored: dict[str, object] = {}
     for metric in recipe.evaluate.metrics:
-        if metric.samples and recipe.sampler is None:
+        if metric.samples and recipe.sampler is None and not kept:
             raise RecipeError(f"evaluate.metrics: {metric} looks at samples, but there is no sampler; set sampler=ddim()")
         if not metric.samples and isinstance(recipe.algorithm, Personal):
             raise RecipeError(
@@ -150,18 +159,18 @@ def hollow_model(recipe: Recipe) -> Model:
         return recipe.model.initial(Stream(("rehearsal",)))
 
 
-def try_step(recipe: Recipe, model: Model) -> None:
+def try_step(arch: Arch, task: Task, where: str) -> None:
     """Do one forward pass on shapes, and refuse a task that does not fit its network."""
-    shape = model.arch.shape
+    shape = arch.shape
     image = torch.Size((shape.channels, shape.side, shape.side))
     labels = torch.zeros(2, dtype=torch.int64)
-    drawn = recipe.task.draw(2, image, labels, torch.Generator().manual_seed(0))
+    drawn = task.draw(2, image, labels, torch.Generator().manual_seed(0))
     with torch.device("meta"):
-        net = model.arch.build()
+        net = arch.build()
     x = torch.empty((2, *image), device="meta")
-    batch = Batch(x, labels.to("meta"), recipe.task, {k: v.to("meta") for k, v in drawn.items()})
+    batch = Batch(x, labels.to("meta"), task, {k: v.to("meta") for k, v in drawn.items()})
     try:
-        recipe.task.loss(Net(net), batch)
+        task.loss(Net(net), batch)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         why = str(error).splitlines()[0]
-        raise RecipeError(f"task {recipe.task} does not fit model {recipe.model.name} ({why}); change one of them") from None
+        raise RecipeError(f"task {task} does not fit {where} {arch.name} ({why}); change one of them") from None

@@ -21,20 +21,19 @@ SPARE = 0.8  # of the free memory that recordings may take
 def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, report: Callable[[str], None]) -> list[M]:
     """As many of a GPU's machines as may work at a time.
 
-    The trial is a plain step of the recipe's first solver, without what an algorithm adds to it.
+    The trial is a plain step of the algorithm's first network and solver, without what an algorithm adds to it.
     """
-    solvers = recipe.algorithm.solvers()
-    if len(machines) == 1 or machines[0].stream is None or not solvers:
+    trained = recipe.algorithm.trains(recipe)
+    if len(machines) == 1 or machines[0].stream is None or not trained:
         return list(machines)
-    solver = dataclasses.replace(solvers[0], epochs=None, steps=STEPS)
-    model = recipe.model.initial(Stream(("trial",))).to(machines[0].device)
+    arch, task, solver = trained[0]
+    solver = dataclasses.replace(solver, epochs=None, steps=STEPS)
+    model = arch.initial(Stream(("trial",))).to(machines[0].device)
     shard = Shard(train, torch.arange(min(len(train), 2 * solver.batch)))
 
     def trial(machine: M, owner: int) -> str:
         net = machine.load(model, owner)
-        work = Work(
-            solver=solver, task=recipe.task, shard=shard, lr=solver.lr, stream=Stream(("trial",)), place=0, where="trial"
-        )
+        work = Work(solver=solver, task=task, shard=shard, lr=solver.lr, stream=Stream(("trial",)), place=0, where="trial")
         machine.fit(net, work)
         digest = machine.values(net)[0].digest()
         machine.release(owner)

@@ -245,7 +245,7 @@ def test_recordings_unused_in_a_whole_run_are_dropped():
     """Runs of methods A, B, B and A: A's recording exists until the second run ends, and is made again in the fourth."""
     machine, made = Captured(CPU, compiled=False), []
     for rho in (None, 0.1, 0.1, None):
-        machine.reset_for(ARCH)
+        machine.reset_for([ARCH])
         fit(machine, 0, rho, 0.5)
         made.append((machine.captures, len(machine._steps)))
     assert made == [(1, 1), (2, 2), (2, 1), (3, 2)]

@@ -1,7 +1,6 @@
 """Warm-up models and the auxiliary images drawn from them: FedDDPM's preparation (Peng et al., 2025, section III)."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,10 +13,11 @@ from effuse.core.capabilities import Draws
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import WireError
 from effuse.core.metric import Images
-from effuse.core.model import Arch
+from effuse.core.model import Arch, Net
 from effuse.core.prelude import FEDERATE, Client, Federation, Model, RecipeError, Server, Solver, message, on_client, spec
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Constant
+from effuse.core.task import Task
 from effuse.core.workbench import Workbench
 from effuse.diffusion.samplers import Ancestral
 
@@ -68,10 +68,10 @@ class SynthesisServer(Server):
 
 @message(name="synthesis.progress")
 class WarmUpReport:
-    """All that a client reports of its warm-up: its loss and size."""
+    """All that a client reports of its warm-up: its size, or 0 if it did not train, and its loss."""
 
     weight: float
-    loss: float
+    loss: float | None
 
 
 @message(name="synthesis.upload")
@@ -86,7 +86,7 @@ class Upload:
         if self.histogram is not None and (self.histogram.dim() != 1 or self.histogram.is_floating_point()):
             raise WireError("upload: a histogram counts images, class by class")
         counts, classes = (self.size,) if self.histogram is None else self.histogram.tolist(), self.model.arch.shape.classes
-        if self.size < 1 or any(h < 0 for h in counts) or sum(counts) != self.size or len(counts) > max(1, classes):
+        if self.size < 0 or any(h < 0 for h in counts) or sum(counts) != self.size or len(counts) > max(1, classes):
             raise WireError(f"upload: {self.size} images cannot be {list(counts)} in {classes} classes")
 
 
@@ -104,6 +104,30 @@ class Synthesising(Draws):
         getattr(super(), "__post_init__", lambda: None)()
         if self.warmup.state == "kept":
             raise RecipeError("algorithm.warmup.state: a warm-up is one fit and keeps nothing; leave it out")
+
+    def generator(self, client: int, model: Arch) -> Arch:
+        """The architecture that a client trains; by default that of the run's model."""
+        return model
+
+    def objective(self) -> Task | None:
+        """The task of the clients' generators; None is the recipe's."""
+        return None
+
+    def labelled(self, model: Arch) -> bool:
+        """Whether the drawn images have labels."""
+        return self.generator(0, model).conditional
+
+    def counts(self, client: Client) -> list[int]:
+        """What a client tells of its images of each class."""
+        return client.data.histogram
+
+    def noting(self, server: SynthesisServer, client: int, upload: "Upload") -> SynthesisServer:
+        """The server's state with what came with a client's model."""
+        return server
+
+    def selected(self, auxiliary: AuxiliarySet, server: SynthesisServer, fed: Federation) -> AuxiliarySet:
+        """The images to keep of all that were drawn."""
+        return auxiliary
 
     def ready(self, clients: int) -> None:
         super().ready(clients)
@@ -124,26 +148,32 @@ class Synthesising(Draws):
     def prepare(self, server: SynthesisServer, fed: Federation, then: str = FEDERATE) -> SynthesisServer:
         """One round of warm-up, or of synthesis from it, for the next group of clients."""
         if self.real:
-            return dataclasses.replace(server, auxiliary=self.taken(fed, server.model.arch.conditional), phase=then)
+            return dataclasses.replace(server, auxiliary=self.taken(fed, self.labelled(server.model.arch)), phase=then)
         if server.phase == WARM_UP:
             # a single last client joins this group: alone, its lost answer would end the run, whatever the quorum
             n = self.group + (len(server.pending) == self.group + 1 > 2)
             now, pending = server.pending[:n], server.pending[n:]
+            generators = {k: {"arch": self.generator(k, server.model.arch)} for k in now}
             # only those that answered: a client whose answer is lost has kept no model
-            warmed = tuple(k for k, _ in fed.ask(self.warm_up, now, arch=server.model.arch))
+            warmed = tuple(k for k, report in fed.ask_each(self.warm_up, generators) if report.weight > 0)
             return dataclasses.replace(server, phase=SYNTHESIS, pending=pending, warmed=warmed)
         before = [] if server.auxiliary is None else [server.auxiliary]
 
-        def drawn(client: int, upload: Upload) -> AuxiliarySet:
+        added: list[AuxiliarySet] = []
+        for client, upload in fed.ask(self.upload, server.warmed):
+            server = self.noting(server, client, upload)
+            if not upload.size:  # a noisy histogram may be all zero
+                continue
             n = max(1, round(self.share * upload.size))
             histogram = None if upload.histogram is None else upload.histogram.tolist()
-            return synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram)
-
-        added = list(itertools.starmap(drawn, fed.ask(self.upload, server.warmed)))  # one model in memory at a time
+            added.append(synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram, self.objective()))
+            del upload  # one model in memory at a time
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
         phase = WARM_UP if server.pending else then
         auxiliary = together([*before, *added]) if before or added else None  # no client of a group may have answered
+        if phase == then and auxiliary is not None:
+            auxiliary = self.selected(auxiliary, server, fed)
         return dataclasses.replace(server, auxiliary=auxiliary, warmed=(), phase=phase)
 
     def taken(self, fed: Federation, labelled: bool) -> AuxiliarySet:
@@ -155,10 +185,14 @@ class Synthesising(Draws):
         labels = some.labels.cpu() if labelled else torch.zeros(len(rows), dtype=torch.int64)
         return AuxiliarySet(as_bytes(Images(some.floats(some.images))), labels, torch.full((len(rows),), NOBODY))
 
+    def begun(self, client: Client, arch: Arch) -> Net:
+        """A client's network before its warm-up."""
+        return client.load(client.initial(arch))
+
     @on_client
     def warm_up(self, client: Client, arch: Arch) -> WarmUpReport:
-        net = client.load(client.initial(arch))
-        fit = client.fit(net, self.warmup, client.data)
+        net = self.begun(client, arch)
+        fit = client.fit(net, self.warmup, client.data, task=self.objective())
         model = client.unload(net)
         # in the client's state, so that neither a killed warm-up nor a lost upload repeats the other clients' work
         client.state[WARMED] = model if fit.average is None else model.holding(fit.average)
@@ -167,20 +201,29 @@ class Synthesising(Draws):
     @on_client
     def upload(self, client: Client) -> Upload:
         model = client.state.pop(WARMED)
-        return Upload(model, client.size, torch.tensor(client.data.histogram) if model.arch.conditional else None)
+        if not model.arch.conditional:
+            return Upload(model, client.size, None)
+        counts = self.counts(client)
+        return Upload(model, sum(counts), torch.tensor(counts))
 
     def images(self, server: SynthesisServer) -> Images | None:
-        return None if server.auxiliary is None else server.auxiliary.images(server.model.arch.conditional)
+        return None if server.auxiliary is None else server.auxiliary.images(self.labelled(server.model.arch))
 
 
 def synthesised(
-    bench: Workbench, client: int, model: Model, n: int, sampler: Sampler, histogram: Sequence[int] | None = None
+    bench: Workbench,
+    client: int,
+    model: Model,
+    n: int,
+    sampler: Sampler,
+    histogram: Sequence[int] | None = None,
+    task: Task | None = None,
 ) -> AuxiliarySet:
     """Draw `n` images from a client's model, its classes in proportion to the client's own."""
     labels = torch.zeros(n, dtype=torch.int64) if histogram is None else in_proportion(histogram, n)
     full = whole(n, sampler)
     requested = None if histogram is None else torch.cat([labels, labels[-1:].expand(full - n)])
-    drawn = bench.generate(model, full, sampler, requested).first(n)
+    drawn = bench.generate(model, full, sampler, requested, task=task).first(n)
     return AuxiliarySet(as_bytes(drawn), labels, torch.full((n,), client))
 
 

@@ -76,9 +76,9 @@ class Captured(Eager):
         for recordings in (self._steps, self._evaluations):
             self._drop(recordings, [key for key in recordings if key[0] == arch])
 
-    def reset_for(self, arch: Arch) -> None:
+    def reset_for(self, networks: Collection[Arch]) -> None:
         """Drop recordings that the last run did not use: those of a table of many methods would fill a GPU."""
-        super().reset_for(arch)
+        super().reset_for(networks)
         self._drop(self._steps, [key for key, step in self._steps.items() if not step.used])
         for step in self._steps.values():
             step.used = False

@@ -153,7 +153,13 @@ class Site:
                 raise FederationError(f"there is no client {self.client}; the recipe has clients 0 to {len(shards) - 1}")
             return shards[self.client]
         train = self.train
-        if recipe.model.conditional or isinstance(recipe.task, Classify) or isinstance(recipe.algorithm, Discloses):
+        labelled = [t for t in recipe.algorithm.trains(recipe) if t.arch.conditional or isinstance(t.task, Classify)]
+        if (
+            recipe.model.conditional
+            or isinstance(recipe.task, Classify)
+            or labelled
+            or isinstance(recipe.algorithm, Discloses)
+        ):
             train = relabelled(train, classes)
         refuse_images(recipe, train)
         refuse_model(recipe, train)
