@@ -103,9 +103,8 @@ def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str,
     trained = recipe.algorithm.trains(recipe)
     networks = {recipe.model: model.params.nbytes} | {t.arch: WIDTH * parameters(t.arch)["total"] for t in trained}
     weights = 5 * together * max(networks.values())
-    activations = together * max(
-        (t.solver.batch * activation_bytes(t.arch) for t in trained), default=activation_bytes(recipe.model)
-    )
+    batches = [t.solver.batch * activation_bytes(t.arch) for t in trained]
+    activations = together * max(batches, default=activation_bytes(recipe.model))
     data = train.images.numel() * train.images.element_size()
     parts = {"weights": weights, "activations": activations, "data": data, "cohort": held}
     return parts | {"total": sum(parts.values())}
