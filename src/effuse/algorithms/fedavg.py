@@ -15,7 +15,7 @@ class Update:
 
     model: Annotated[Model, by_weight]
     weight: float
-    loss: float
+    loss: float | None
 
 
 @spec

@@ -20,7 +20,7 @@ class PartsUpdate:
 
     parts: Annotated[dict[str, Params], by_weight]
     weight: float
-    loss: float
+    loss: float | None
 
 
 @spec

@@ -84,7 +84,7 @@ class FedPhDUpdate:
     """A client's model after local training; its weight follows from its disclosed histogram."""
 
     theta: Annotated[Model, by_weight]
-    loss: float
+    loss: float | None
 
 
 def sparsifying(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
@@ -230,7 +230,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
     @on_client
     def enrol(self, client: Client) -> Histogram:
         # a stream of the client's, not of the round: a repeated answer discloses the same noise and costs no more epsilon
-        counts = self.histogram.disclosed(client.data.histogram, client.lasting("histogram"))
+        counts = self.histogram.of(client, client.lasting("histogram"))
         client.state["told"] = ReportedHistogram(tuple(counts))
         return Histogram(torch.tensor(counts))
 

@@ -11,7 +11,7 @@ class Progress:
     """All that a site reports: its loss and size."""
 
     weight: float
-    loss: float
+    loss: float | None
 
 
 @spec

@@ -28,7 +28,7 @@ class MoFedSAMUpdate:
     gradient: Params | None
     steps: int
     weight: float
-    loss: float
+    loss: float | None
 
 
 def blended(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:

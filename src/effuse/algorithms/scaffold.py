@@ -26,7 +26,7 @@ class ScaffoldUpdate:
     y: Annotated[Model, by_weight]
     dc: Annotated[Params, by_count]
     weight: float
-    loss: float
+    loss: float | None
 
 
 def corrected(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:

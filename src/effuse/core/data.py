@@ -37,6 +37,7 @@ class Dataset:
     groups: Tensor | None = None  # int64, one per image: a patient, a writer
     domains: Tensor | None = None  # int64, one per image: the collection that it comes from
     flip: bool = False  # training images are mirrored at random
+    private: bool = False  # a budget protects these images: what is computed from them leaves a client with noise only
 
     def __post_init__(self) -> None:
         n, _, height, width = self.images.shape
@@ -114,6 +115,11 @@ class Shard:
     @property
     def histogram(self) -> list[int]:
         return self.dataset.histogram(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of the shard's images, on the CPU."""
+        return self.dataset.labels[self.rows.to(self.dataset.labels.device)].cpu()
 
     def gathered(self) -> Dataset:
         """A data set of these rows only."""

@@ -10,10 +10,29 @@ from torch import Tensor
 from effuse.core.data import Shard
 from effuse.core.errors import ModelError, TrainingError
 from effuse.core.model import Net
+from effuse.core.noise import Noise
 from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
 from effuse.core.task import Batch, Direction, Given, Loss, Task
+from effuse.core.units import Units
+
+
+class Private(NamedTuple):
+    """How a fit protects the units of its shard: DP-SGD as resolved for this client."""
+
+    clip: float
+    sigma: float | None  # noise over clip; None only in a rehearsal, before it is solved
+    units: Units
+    rate: float  # q: the probability that a unit takes part in a step
+    repeats: int  # rows of a unit
+    physical: int  # units in memory at a time
+    noise: Noise
+
+    @property
+    def expected(self) -> float:
+        """The expected number of units in a step, which divides the sum."""
+        return self.rate * len(self.units)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +53,7 @@ class Work:
     average: Params | None = None  # the moving average of the weights to continue from
     uphill: float | None = None  # SAM's rho: the gradient is taken this far uphill of the weights, on the same batch
     report_gradient: bool = False  # return the mean of the raw gradients over the steps
+    private: Private | None = None  # replaces shuffled batches and their gradient by DP-SGD's
     updates: bool = True  # False: the weights do not move, and only the gradient is computed
 
 
@@ -41,8 +61,8 @@ class Fit(NamedTuple):
     """The result of a fit."""
 
     steps: int
-    images: int
-    loss: float  # the mean over all images seen
+    images: int  # of a private fit: expected
+    loss: float | None  # the mean over all images seen; None where it is private
     average: Params | None = None  # the per-step moving average of the weights, where the solver keeps one
     gradient: Params | None = None  # the mean of the raw gradients over the steps, where requested
     noted: float | None = None  # the mean over all images of the loss's second value
@@ -67,6 +87,28 @@ def deal(work: Work) -> Iterator[BatchRows]:
             left -= 1
             real = len(rows)
             yield BatchRows(rows if real == size else torch.cat([rows, rows[:1].expand(size - real)]), real)
+
+
+class UnitRows(NamedTuple):
+    """Units of a private step: `repeats` images of each."""
+
+    positions: Tensor  # in the shard, unit after unit; fewer units than fit are padded with the first position
+    real: int  # how many units are not padding
+
+
+def deal_units(work: Work) -> Iterator[list[UnitRows]]:
+    """The Poisson batches of a private fit, each in parts that fit into memory; a batch may be empty."""
+    private = work.private
+    assert private is not None
+    order = work.stream.child("order").torch()
+    for _ in range(work.solver.steps_on(len(private.units))):
+        chosen = private.noise.included(len(private.units), private.rate).nonzero().flatten()
+        parts = []
+        for units in chosen.split(private.physical) if len(chosen) else ():
+            rows = private.units.rows(units, private.repeats, order)
+            padding = torch.zeros((private.physical - len(units)) * private.repeats, dtype=torch.int64)
+            parts.append(UnitRows(torch.cat([rows, padding]), len(units)))
+        yield parts
 
 
 def task_loss(net: Net, batch: Batch, given: Given) -> Tensor:

@@ -163,6 +163,16 @@ class Net:
         return self
 
 
+class Functional(Net):
+    """A network with other parameters, such as those that a gradient is taken of."""
+
+    def __init__(self, net: Net, params: Mapping[str, Tensor]) -> None:
+        self.module, self._arch, self.params, self.buffers = net.module, net._arch, dict(params), net.buffers
+
+    def __call__(self, *inputs: Tensor | None, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
+        return torch.func.functional_call(self.module, dict(self.params if params is None else params), inputs, options)
+
+
 @torch.no_grad()
 def fill(net: nn.Module | Net, model: Model) -> None:
     """Copy a model's values into a network of its architecture."""

@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from effuse.core.algorithm import Algorithm
+from effuse.core.algorithm import FEDERATE, Algorithm, Server
 from effuse.core.build import build_text, make, replace, reset_keys, with_values
+from effuse.core.capabilities import StopsEarly
 from effuse.core.data import Dataset, Partition, Shape, Shard, Source
 from effuse.core.errors import RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
+from effuse.core.privacy import Budget
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Decay
@@ -48,6 +50,7 @@ class Recipe(Spec):
     sampler: Sampler | None = None
     ema: Decay | None = None  # moving average of the delivered model over rounds; i of n weighs ~ ema^(n - i)
     wire: Literal["fp32", "bf16"] = "fp32"
+    budget: Budget | None = None  # what everything that a client releases in this run may cost it; None: nothing is private
     seed: NonNegativeInt = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 2  # of a CPU; never the core count: thread count changes float sums
     speed: Literal["auto", "eager", "graph", "compile"] = "auto"  # eager is the reference: one client at a time
@@ -80,6 +83,11 @@ class Recipe(Spec):
         algorithm = _shaped(self.algorithm, shape)
         return with_values(self, "recipe", model=self.model.resolved(shape), algorithm=algorithm)
 
+    def over(self, server: Server, federated: int) -> bool:
+        """Whether a run has ended with this server state after that many federated rounds."""
+        enough = server.phase == FEDERATE and federated >= self.rounds
+        return enough or (isinstance(self.algorithm, StopsEarly) and self.algorithm.done(server))
+
     @property
     def networks(self) -> list[Arch]:
         """The run's model, and the other networks that the algorithm trains."""
@@ -89,7 +97,12 @@ class Recipe(Spec):
         """The training data divided among the clients."""
         seed = stream(self.seed, -1, "partition", 0, SERVER, "").seed % 2**32  # the legacy generator takes 32 bits
         rows = self.partition.split(train, self.clients, seed)
+        train = self.protected(train)
         return [Shard(train, torch.as_tensor(r, dtype=torch.int64)) for r in rows]
+
+    def protected(self, data: Dataset) -> Dataset:
+        """The same images, marked as private where the recipe has a budget."""
+        return data if self.budget is None else dataclasses.replace(data, private=True)
 
     def saved(self) -> dict[str, Any]:
         """The recipe as JSON, every value in the grammar, every key spelt out."""

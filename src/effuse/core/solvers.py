@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from effuse.core.privacy import DpSgd
 from effuse.core.spec import Spec, spec
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
@@ -66,6 +67,7 @@ class Solver(Spec, ABC):
     schedule: Schedule = Constant()
     state: Literal["fresh", "kept"] = "fresh"  # the optimiser's moments at a client's next fit
     ema: Decay | None = None  # keep a moving average of the weights over steps
+    privacy: DpSgd | None = None  # train with differential privacy; `batch` is then the expected number of units in a step
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -77,8 +79,14 @@ class Solver(Spec, ABC):
             return self.steps
         return (self.epochs or 0) * math.ceil(size / self.batch)
 
+    def rate_on(self, units: int) -> float:
+        """The share of the units in a private step, q."""
+        return 1 / math.ceil(units / self.batch)
+
     def images_on(self, size: int) -> int:
         """How many images a fit on `size` images processes; the last batch of an epoch may be smaller."""
+        if self.privacy is not None:  # expected: a Poisson batch has no fixed size
+            return round(self.steps_on(size) * self.rate_on(size) * size) * self.privacy.repeats
         if self.epochs is not None:
             return self.epochs * size
         whole, rest = divmod(self.steps or 0, math.ceil(size / self.batch))

@@ -6,17 +6,21 @@ import torch
 from torch import Tensor
 
 from effuse.core.data import Shard
-from effuse.core.errors import FederationError
-from effuse.core.fit import Fit, Work
+from effuse.core.errors import FederationError, RecipeError
+from effuse.core.fit import Fit, Private, Work
 from effuse.core.machine import Machine
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model, Net
+from effuse.core.noise import KeyedNoise, Noise
 from effuse.core.params import Params
+from effuse.core.privacy import Release
+from effuse.core.protection import Protection, protected
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import SGD, Solver
 from effuse.core.spans import span
 from effuse.core.task import Direction, Feature, Given, Loss, Task
+from effuse.core.units import Units
 
 SERVER = -1  # the server's id in addresses of random streams
 RESERVED = ("average",)  # names in `given` that the fit fills in
@@ -32,6 +36,9 @@ class Workbench:
         self.id = id
         self.state: dict[str, Any] = {}
         self.federated = 0  # the federated round, which schedules depend on
+        self.protection: Protection | None = None  # of private data
+        self.message = ""  # the digest of the job's message; private noise is never repeated under another message
+        self.releases: list[Release] = []  # of private data, in this job
         self._address = Stream(())
         self._calls = 0
 
@@ -39,6 +46,7 @@ class Workbench:
         """Start a job or a server round, whose draws are keyed by this address."""
         self.end()
         self._address, self._calls, self.federated = address, 0, federated
+        self.releases = []
 
     def end(self) -> None:
         """Return the networks of the job that has ended."""
@@ -100,12 +108,13 @@ class Workbench:
         # moments fit one kind of solver and one architecture; those of a pruned network replace those of the whole one
         place = f"optimiser of {solver.name} on {net.arch.whole()}" + (f" in {slot}" if slot else "")
         moments = _fitting(self.state.get(place), net) if solver.state == "kept" else None
+        source = self.stream("fit")
         work = Work(
             solver=solver,
             task=task or self.task,
             shard=self._data(data),
             lr=self.rate(solver),
-            stream=self.stream("fit"),
+            stream=source,
             place=self.id,
             where=self.where,
             loss=self._plain(loss),
@@ -115,6 +124,7 @@ class Workbench:
             average=average,
             uphill=uphill,
             report_gradient=report_gradient,
+            private=self._private(net, solver, data, source, uphill),
         )
         with span("step"):
             result, moments = self.machine.fit(net, work)
@@ -133,6 +143,8 @@ class Workbench:
         given: Given | None = None,
     ) -> Params:
         """The mean gradient over one pass of the shard's batches; neither weights nor buffers change."""
+        if data.dataset.private:
+            raise RecipeError(f"{self.where}: this gradient would leave the client without noise; use another algorithm")
         buffers = {k: b.clone() for k, b in net.buffers.items()}  # BatchNorm follows the data of a pass
         solver = SGD(lr=1.0, batch=batch, epochs=1)
         work = Work(
@@ -190,6 +202,34 @@ class Workbench:
         finally:
             self.machine.release(borrower)
 
+    def noised(self, total: Tensor, *, sensitivity: float, noise: float, what: str) -> Tensor:
+        """A sum over private images with Gaussian noise of standard deviation `noise * sensitivity`.
+
+        `sensitivity` bounds the norm of what one unit adds to the sum. Without a budget the noise may be zero.
+        """
+        source = self.stream("noised")
+        if not noise:
+            if self.protection is not None:
+                raise RecipeError(f"{self.where}: {what} would leave the client without noise; set its noise, such as 10")
+            return total
+        self.book(Release(what, noise=noise))
+        values = self._noise(source).normal(total.numel(), total.device) if not total.is_meta else torch.zeros_like(total)
+        return total + noise * sensitivity * values.view(total.shape)
+
+    def book(self, release: Release) -> None:
+        """Record that this job releases something of the private data."""
+        self.releases.append(release)
+
+    def _private(self, net: Net, solver: Solver, data: Shard, source: Stream, uphill: float | None) -> Private | None:
+        private, release = protected(self.protection, net, solver, data, self._noise(source), uphill)
+        if release is not None:
+            self.book(release)
+        return private
+
+    def _noise(self, source: Stream) -> Noise:
+        make = KeyedNoise if self.protection is None else self.protection.noise
+        return make(source.child("noise", self.message))
+
     @property
     def where(self) -> str:
         """The round, the client and the job, for error messages."""
@@ -239,3 +279,10 @@ class Client(Workbench):
     @property
     def size(self) -> int:
         return len(self.data)
+
+    @property
+    def unit_weights(self) -> Tensor:
+        """A weight for each image; those of a protected unit sum to one."""
+        if self.protection is None:
+            return torch.ones(self.size)
+        return Units.of(self.data, self.protection.budget).weights

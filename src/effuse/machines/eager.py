@@ -30,6 +30,7 @@ from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.spans import span
 from effuse.core.task import Batch, Feature, Given, Task
+from effuse.machines.private import PrivateStep, private_fit
 
 APPLIED = 256  # images per batch of `apply`
 AVERAGE = "average"  # the moving average of the weights in `given`
@@ -169,9 +170,6 @@ class Eager(Machine):
         # in the order and on the device of the network: the average may come from a message
         average = {k: begun[k].to(p.device, copy=True) for k, p in params.items()} if solver.ema else None
         total = {k: torch.zeros_like(p) for k, p in params.items()} if work.report_gradient else None
-        losses: list[Tensor] = []
-        notes: list[Tensor] = []
-        sizes: list[int] = []
         # dropout needs torch's one default generator: networks without it need not wait for each other
         alone = self.threads is None or draws_inside(net.module)
         drawing = keyed(work.stream.child("dropout")) if alone else contextlib.nullcontext()
@@ -179,29 +177,37 @@ class Eager(Machine):
             if average is not None:
                 given[AVERAGE] = average
             step = Step(net, optimiser, work, given, average, total, work.uphill)
-            for batch in self._batches(work):
-                loss, noted = step(batch)
-                losses.append(loss)
-                notes += [] if noted is None else [noted]
-                sizes.append(len(batch.labels))
-                self.meter.trained(len(batch.labels))
-        mean, note = mean_loss(losses, sizes, work), mean_loss(notes, sizes, work) if notes else None
+            done = self._steps(step, work) if work.private is None else private_fit(PrivateStep(step, work), work, self)
         for p in params.values():
             p.grad = None  # frees as much memory as the weights take
         moments = kept_state(optimiser, params) if solver.state == "kept" else None
-        gradient = mean_gradient(total, len(sizes))
-        return Fit(len(sizes), sum(sizes), mean, Params(average) if average else None, gradient, note), moments
+        gradient = mean_gradient(total, done.steps)
+        return done._replace(average=Params(average) if average else None, gradient=gradient), moments
+
+    def _steps(self, step: Step, work: Work) -> Fit:
+        losses: list[Tensor] = []
+        notes: list[Tensor] = []
+        sizes: list[int] = []
+        for batch in self._batches(work):
+            loss, noted = step(batch)
+            losses.append(loss)
+            notes += [] if noted is None else [noted]
+            sizes.append(len(batch.labels))
+            self.meter.trained(len(batch.labels))
+        noted_mean = mean_loss(notes, sizes, work) if notes else None
+        return Fit(len(sizes), sum(sizes), mean_loss(losses, sizes, work), noted=noted_mean)
 
     def _batches(self, work: Work) -> Iterator[Batch]:
         """The batches of a fit. Random numbers are drawn for a full batch, so that padding does not change them."""
         generator = work.stream.child("draw").torch(self.device)
         for positions, real in deal(work):
             with span("data"):
-                batch = self._batch(work, positions[:real], generator)
+                batch = self.batch(work, positions[:real], generator, work.solver.batch)
             yield batch
 
-    def _batch(self, work: Work, positions: Tensor, generator: torch.Generator) -> Batch:
-        data, size, n = work.shard.dataset, work.solver.batch, len(positions)
+    def batch(self, work: Work, positions: Tensor, generator: torch.Generator, size: int) -> Batch:
+        """The images at these positions; random numbers are drawn for `size` images."""
+        data, n = work.shard.dataset, len(positions)
         x, labels, columns = self._rows(work.shard, positions)
         drawn = work.task.draw(size, x.shape[1:], labels, generator)
         if data.flip:

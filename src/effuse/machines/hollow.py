@@ -1,6 +1,7 @@
 """The machine of a rehearsal: it counts the work without doing it. Networks and images are shapes without values."""
 
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,11 @@ from effuse.core.machine import Machine, Meter, require_rows
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Buffers, Params
-from effuse.core.rng import Stream
+from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.task import Batch, Feature, Given, Task
 from effuse.core.workbench import SERVER
+from effuse.machines.private import refuse_mixing
 
 
 class Hollow(Machine):
@@ -24,6 +26,7 @@ class Hollow(Machine):
         self.device = torch.device("meta")
         self.meter = Meter()
         self.steps: Counter[str] = Counter()
+        self._tried: set[Any] = set()  # private losses
         self._nets: dict[Arch, Net] = {}
         self._values: dict[Arch, tuple[Params, Buffers]] = {}
 
@@ -45,14 +48,28 @@ class Hollow(Machine):
 
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
         size = len(work.shard)
-        steps, images = work.solver.steps_on(size), work.solver.images_on(size)
+        units = size if work.private is None else len(work.private.units)
+        steps, images = work.solver.steps_on(units), work.solver.images_on(units)
         self.steps["server" if work.place == SERVER else "client"] += steps
         params, _ = self.values(net)
         moments = None
         if work.solver.state == "kept":
             moments = Params({f"{m}/{k}": t for m in ("exp_avg", "exp_avg_sq") for k, t in params.items()})
         average, gradient = params if work.solver.ema else None, params if work.report_gradient else None
+        if work.private is not None:
+            self._refuse_mixing(net, work)
         return Fit(steps, images, 0.0, average, gradient), moments
+
+    def _refuse_mixing(self, net: Net, work: Work) -> None:
+        """Try a private fit's loss on two images, once for each network and loss."""
+        key = (net.arch, work.task, work.loss)
+        if key in self._tried:
+            return
+        self._tried.add(key)
+        real = _invented(net.arch)
+        given = {k: _invented(v.arch) if isinstance(v, Model) else filled(v) for k, v in work.given.items()}
+        average = {"average": dict(real.params)} if work.solver.ema else {}
+        refuse_mixing(real, work.task, work, {**given, **average})
 
     def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given, stream: Stream) -> Tensor:
         data, n = shard.dataset, len(shard)
@@ -71,3 +88,20 @@ class Hollow(Machine):
         side, channels, _ = net.arch.shape
         pixels = torch.empty((n, channels, side, side), device=self.device)
         return Images(pixels, None if labels is None else labels.to(self.device))
+
+
+def _invented(arch: Arch) -> Net:
+    """A network with random values, in evaluation mode."""
+    with keyed(Stream(("tried",))), torch.device("cpu"):
+        return Net(arch.build(), arch=arch).eval()
+
+
+def filled(value: Any) -> Any:
+    """Random values in place of shapes."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(value, Params):
+        return Params({k: torch.randn(t.shape, generator=generator) for k, t in value.items()})
+    if isinstance(value, Tensor):
+        floats = value.is_floating_point()
+        return torch.randn(value.shape, generator=generator) if floats else torch.zeros(value.shape, dtype=value.dtype)
+    return torch.as_tensor(value)

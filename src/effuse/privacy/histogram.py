@@ -2,13 +2,18 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
+import torch
 from pydantic import Field, PositiveFloat
 
+from effuse.core.errors import RecipeError
+from effuse.core.privacy import Release
 from effuse.core.rng import Stream
 from effuse.core.spec import Spec, spec
+from effuse.core.workbench import Client
 
 
 @spec
@@ -20,11 +25,28 @@ class Disclosure(Spec, ABC):
     def charge(self) -> tuple[float, float] | None:
         """The epsilon and delta that one disclosure costs a site; None without such a guarantee."""
 
+    @property
+    @abstractmethod
+    def release(self) -> Release | None:
+        """What one disclosure releases, for an accountant; None where there is no noise."""
+
+    def of(self, client: Client, stream: Stream) -> list[float]:
+        """A client's disclosed counts. Under a budget every unit counts one, and the total is that of the images."""
+        if client.protection is None:
+            return self.disclosed(client.data.histogram, stream)
+        if self.release is None:
+            raise RecipeError(f"{client.where}: {self} would send exact counts of private images; use gaussian(...)")
+        client.book(self.release)
+        weights = client.unit_weights
+        counts = torch.zeros(len(client.data.dataset.classes)).index_add_(0, client.data.labels, weights)
+        per_unit = client.size / float(weights.sum())
+        return [n * per_unit for n in self.disclosed(counts.tolist(), stream)]
+
     @abstractmethod
     def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
         """The noise to add to the counts."""
 
-    def disclosed(self, counts: list[int], stream: Stream) -> list[float]:
+    def disclosed(self, counts: Sequence[float], stream: Stream) -> list[float]:
         """The disclosed counts: noisy, clipped at zero (post-processing costs no privacy), and rounded to float32."""
         noisy = np.asarray(counts, np.float64) + self.noise(len(counts), stream.numpy())
         return np.maximum(noisy, 0.0).astype(np.float32).astype(np.float64).tolist()  # float32 on the wire
@@ -36,6 +58,10 @@ class Exact(Disclosure):
 
     @property
     def charge(self) -> None:
+        return None
+
+    @property
+    def release(self) -> None:
         return None
 
     def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
@@ -52,6 +78,10 @@ class Laplace(Disclosure):
     def charge(self) -> tuple[float, float]:
         return self.epsilon, 0.0
 
+    @property
+    def release(self) -> Release:
+        return Release("histogram", "laplace", 1.0 / self.epsilon)
+
     def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
         return rng.laplace(0.0, 1.0 / self.epsilon, classes)
 
@@ -66,6 +96,10 @@ class Gaussian(Disclosure):
     @property
     def charge(self) -> tuple[float, float]:
         return self.epsilon, self.delta
+
+    @property
+    def release(self) -> Release:
+        return Release("histogram", "gaussian", self.sigma)
 
     @property
     def sigma(self) -> float:

@@ -18,6 +18,7 @@ from effuse.transport import flower
 from effuse.transport.context import Engine, EngineContext
 from effuse.transport.device import pick_device
 from effuse.transport.loopback import Loopback
+from effuse.transport.plan import plan
 from effuse.transport.processes import Processes, pick_workers, slots_each
 from effuse.transport.refusals import refuse, refuse_apart
 from effuse.transport.simulator import InProcess, Simulator, on_disk
@@ -33,13 +34,15 @@ def _in_process(kind: type[InProcess]) -> Engine:
         snapshots = on_disk(context.folder)
         processes = pick_workers(context.workers, device, recipe.clients)
         if processes == 1:
-            return kind(recipe, shards, *machines, snapshots=snapshots)
+            fed = kind(recipe, shards, *machines, snapshots=snapshots)
+            fed.protect(context.protections)
+            return fed
         each = slots_each(len(machines), processes, device)
         for machine in context.machines:
             for arch in recipe.networks:  # the workers record for themselves: free the memory of the trial's recordings
                 machine.forget(arch)
         options: dict[str, Any] = {"snapshots": snapshots, "folder": context.folder, "workers": processes, "slots": each}
-        return Processes(recipe, shards, machines[0], **options)
+        return Processes(recipe, shards, machines[0], protections=context.protections, **options)
 
     return make
 
@@ -84,9 +87,9 @@ def begin(
     train, test = _loaded(recipe)
     recipe = recipe.resolved(train)
     # refuse what cannot work before making a folder
-    if served is None:
-        recipe.shards(train)
+    shards = recipe.shards(train) if served is None else []
     refuse(recipe, train, test)
+    privacy = plan(recipe, shards) if served is None else None
     if served or engine == "flower":
         refuse_apart(recipe, train)
     pick_speed(recipe, chosen, len(train))
@@ -100,7 +103,7 @@ def begin(
         if trained is not None:
             folder.inherit(RunFolder(trained))
         observer, make = observer or Observer(), served or ENGINES[engine]
-        begun = Run(recipe, folder, make, chosen, workers, train, test, observer)
+        begun = Run(recipe, folder, make, chosen, workers, train, test, observer, privacy)
         begun.lock = lock.pop_all()
     return begun
 
@@ -144,7 +147,8 @@ def resume(
             refuse_apart(recipe, train)
         workers = workers or manifest.get("workers")
         make = served or ENGINES[engine]
-        begun = Run(recipe, folder, make, chosen, workers, train, test, observer)
+        privacy = plan(recipe, recipe.shards(train)) if served is None else None
+        begun = Run(recipe, folder, make, chosen, workers, train, test, observer, privacy)
         begun.lock = lock.pop_all()
     return begun.complete()
 

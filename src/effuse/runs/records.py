@@ -89,6 +89,7 @@ class Result(Record):
     images: int
     seconds: float
     round_seconds: float | None = None  # without preparation and evaluation, to compare methods
+    privacy: dict[str, Any] | None = None  # what the run cost each client, where the recipe has a budget
     pruned: str | None = None  # a note, if the network was pruned
     personal: str | None = None  # a note, if each client has its own model
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from effuse.core.algorithm import FEDERATE, Server
-from effuse.core.capabilities import Averages, Discloses, Personal, StopsEarly
+from effuse.core.capabilities import Averages, Discloses, Personal
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
@@ -32,6 +32,7 @@ from effuse.runs.observer import Observer
 from effuse.runs.records import Result, RoundRecord, Seconds, Traffic, made, plain
 from effuse.runs.save import save_model, weights_digest
 from effuse.transport.context import Engine, EngineContext
+from effuse.transport.plan import Plan
 from effuse.transport.state import Snapshots
 from effuse.transport.write_guard import WriteGuard
 
@@ -55,11 +56,7 @@ def rounds_of(recipe: Recipe, fed: Federation, server: Server, t: int, federated
     """Run the rounds one after another, from round `t` on."""
     algorithm = recipe.algorithm
 
-    def over() -> bool:
-        enough = server.phase == FEDERATE and federated >= recipe.rounds
-        return enough or (isinstance(algorithm, StopsEarly) and algorithm.done(server))
-
-    while not over():
+    while not recipe.over(server, federated):
         fed.begin(t, federated)
         phase = server.phase
         watch = WriteGuard(server, f"the server program of {algorithm.name}", "the state it was handed")
@@ -68,7 +65,7 @@ def rounds_of(recipe: Recipe, fed: Federation, server: Server, t: int, federated
         fed.close()
         server = after
         federated += phase == FEDERATE
-        last = over()
+        last = recipe.over(server, federated)
         due = phase == FEDERATE and recipe.evaluate.every and federated % recipe.evaluate.every == 0
         yield FinishedRound(server, t, phase, federated, bool(last or due), last)
         t += 1
@@ -87,6 +84,7 @@ class Run:
         train: Dataset,
         test: Dataset,
         observer: Observer,
+        privacy: Plan | None = None,  # None: the clients are at their sites, which plan for themselves
     ) -> None:
         torch.set_num_threads(recipe.threads)
         self.lock = ExitStack()  # of the folder, if this run is to release it
@@ -95,7 +93,9 @@ class Run:
             train = train.to(device)
         self.machines = machines_for(recipe, device, len(train))
         self.machine = self.machines[0]
-        self.fed = engine(EngineContext(recipe, train, self.machines, workers, folder.path, observer.said))
+        self.plan = privacy or Plan(recipe, {}, ())
+        protections = self.plan.protections
+        self.fed = engine(EngineContext(recipe, train, self.machines, workers, folder.path, observer.said, protections))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
         self.bench_state = Snapshots(folder.path / "server")
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
@@ -288,6 +288,7 @@ class Run:
             parameters=model.params.numel,
             figures=figures(model, algorithm, ledger["costs"]),
             images=images,
+            privacy=self.plan.spent(),
             seconds=self.seconds + time.monotonic(),
             round_seconds=seconds,
             pruned=PRUNED if cut else None,

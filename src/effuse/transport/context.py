@@ -1,11 +1,12 @@
 """What an engine is given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from effuse.core.data import Dataset
 from effuse.core.federation import Federation
+from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
 from effuse.machines.eager import Eager
 
@@ -19,6 +20,7 @@ class EngineContext(NamedTuple):
     workers: int | None  # processes for clients of this machine; None: one for each GPU
     folder: Path
     say: Callable[[str], None]  # shows a sentence to the user
+    protections: Mapping[int, Protection] = {}  # of the clients' private data, where they are simulated
 
 
 Engine = Callable[[EngineContext], Federation]

@@ -7,7 +7,10 @@ from typing import Any
 from effuse.core.algorithm import Job
 from effuse.core.data import Shard
 from effuse.core.federation import Order
+from effuse.core.privacy import Release
+from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
+from effuse.core.workbench import SERVER
 from effuse.machines.hollow import Hollow
 from effuse.transport.simulator import InProcess
 from effuse.transport.state import MemorySnapshots
@@ -21,7 +24,16 @@ class Rehearsal(InProcess):
     def __init__(self, recipe: Recipe, shards: Sequence[Shard]) -> None:
         self.machine = Hollow()
         snapshots: dict[int, MemorySnapshots] = defaultdict(MemorySnapshots)
+        self.released: dict[int, list[tuple[int, Release]]] = defaultdict(list)  # client -> (round, release)
         super().__init__(recipe, shards, self.machine, snapshots=snapshots.__getitem__)
+        self.worker.on_release = lambda order, release: self.released[order.client].append((order.t, release))
+        if recipe.budget is not None:
+            self.protect(dict.fromkeys((SERVER, *self.clients), Protection(recipe.budget, None)))
+
+    def close(self) -> None:
+        super().close()
+        self.released[SERVER] += [(self.t, release) for release in self.workbench.releases]
+        self.workbench.releases = []
 
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]

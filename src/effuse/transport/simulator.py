@@ -1,7 +1,7 @@
 """The simulator: every client in this process, nothing serialised."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +13,11 @@ from effuse.core.errors import FederationError, TrainingError
 from effuse.core.federation import Federation, Order
 from effuse.core.machine import Machine
 from effuse.core.params import Params
+from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
 from effuse.core.spans import span
 from effuse.core.visit import each_params, through_wire
-from effuse.core.workbench import Client, Workbench
+from effuse.core.workbench import SERVER, Client, Workbench
 from effuse.transport.slots import in_slots
 from effuse.transport.state import Snapshots
 from effuse.transport.worker import Worker
@@ -47,6 +48,12 @@ class InProcess(Federation):
         if len(self.workers) == 1:
             return ((client, job(self.worker, client)) for client in clients)
         return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
+
+    def protect(self, protections: Mapping[int, Protection]) -> None:
+        """Give the clients and the server what protects their private data."""
+        self.workbench.protection = protections.get(SERVER)
+        for worker in self.workers:
+            worker.protections = protections
 
     def stop(self) -> None:
         self.workbench.machine.meter.stopped = True  # fits under way end at their next step

@@ -1,6 +1,7 @@
 """The client's side of every engine: it carries out orders on the machine that holds the data."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,13 +9,15 @@ import torch
 from effuse.core.algorithm import Algorithm, fields_of, job_of
 from effuse.core.federation import Order
 from effuse.core.message import message
+from effuse.core.privacy import Release
+from effuse.core.protection import Protection
 from effuse.core.rng import stream
 from effuse.core.spans import span
 from effuse.core.visit import copied, placed
 from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client
 from effuse.transport.state import Snapshots, bytes_in
-from effuse.transport.write_guard import WriteGuard
+from effuse.transport.write_guard import WriteGuard, tensors_in
 
 CPU = torch.device("cpu")
 
@@ -25,6 +28,13 @@ class Receipt:
 
     client: int
     snapshot: str | None
+
+
+def message_digest(message: Any, kind: type) -> str:
+    """The digest of a message's content, equal on every engine; of its shapes in a rehearsal."""
+    if any(tensor.is_meta for tensor in tensors_in(message)):
+        return "rehearsed"
+    return hashlib.blake2b(encode(message, kind), digest_size=16).hexdigest()
 
 
 class StateCache:
@@ -73,6 +83,8 @@ class Worker:
         self.snapshots = snapshots
         self.wire = wire
         self.secret = secret
+        self.protections: Mapping[int, Protection] = {}  # of clients with private data
+        self.on_release: Callable[[Order, Release], None] = lambda order, release: None
         self._recent = StateCache()
 
     def perform(self, order: Order, arguments: Any) -> tuple[Any, str | None]:
@@ -87,6 +99,9 @@ class Worker:
             before = placed(before, client.machine.device)
         client.state = dict(before)
         client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
+        client.protection = self.protections.get(order.client)
+        if client.protection is not None:
+            client.message = message_digest(arguments, job.arguments)
         try:
             guard = WriteGuard(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")
             with span("client"), guard:
@@ -99,6 +114,8 @@ class Worker:
             with span("checkpoint"):
                 snapshots.write(name, client.state)
                 self._remember(order.client, name, client.state, snapshots)
+        for release in client.releases:
+            self.on_release(order, release)
         # at the end, so that an order that names a missing snapshot deletes none
         snapshots.prune({order.base, order.durable, name})
         return reply, name

@@ -1,0 +1,77 @@
+"""The privacy plan of a run: what every client will release, the noise that keeps it within the budget, and the spend."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from effuse.core.algorithm import FEDERATE
+from effuse.core.data import Shard
+from effuse.core.federation import SETUP_T
+from effuse.core.privacy import Release
+from effuse.core.protection import Protection
+from effuse.core.recipe import Recipe
+from effuse.core.workbench import SERVER
+from effuse.privacy.accountant import epsilon_of, solve, with_sigma
+from effuse.transport.refusals import hollow_model
+from effuse.transport.rehearsal import Rehearsal
+
+Planned = list[tuple[int, Release]]  # (round, release), in order
+
+
+class Plan:
+    """What each client releases in a run, and the noise of its fits."""
+
+    def __init__(self, recipe: Recipe, planned: dict[int, Planned], only: Sequence[int] | None = None) -> None:
+        self.recipe, self.planned = recipe, planned
+        budget = recipe.budget
+        self.protections: dict[int, Protection] = {}
+        if budget is None:
+            return
+        for client in (SERVER, *range(recipe.clients)) if only is None else only:
+            found = [release for _, release in planned.get(client, [])]
+            self.protections[client] = Protection(budget, solve(found, budget) if found else None)
+
+    def spent(self, rounds: int | None = None) -> dict[str, Any] | None:
+        """What the releases of the first rounds, or of all, cost each client; None without a budget."""
+        budget = self.recipe.budget
+        if budget is None:
+            return None
+        clients: dict[str, Any] = {}
+        for client, found in self.planned.items():
+            if client not in self.protections:
+                continue
+            sigma = self.protections[client].sigma
+            made = with_sigma([release for t, release in found if rounds is None or t < rounds], sigma)
+            spent = epsilon_of(made, budget.delta, budget.accountant) if made else 0.0
+            clients["server" if client == SERVER else str(client)] = {"epsilon": spent, "sigma": sigma, "releases": len(made)}
+        return {
+            "epsilon": max((c["epsilon"] for c in clients.values()), default=0.0),
+            "delta": budget.delta,
+            "budget": budget.epsilon,
+            "unit": budget.unit,
+            "adjacency": f"one {budget.unit} is replaced by nothing",
+            "accountant": budget.accountant,
+            "not_covered": f"the number of {budget.unit}s of each client, which is public",
+            "clients": clients,
+        }
+
+
+def plan(recipe: Recipe, shards: Sequence[Shard], only: Sequence[int] | None = None) -> Plan:
+    """Rehearse a whole run, and solve the noise of each client, or of some."""
+    return Plan(recipe, releases(recipe, shards), only)
+
+
+def releases(recipe: Recipe, shards: Sequence[Shard]) -> dict[int, Planned]:
+    """What each client, and the server where it pools data, would release in a whole run."""
+    if recipe.budget is None:
+        return {}
+    fed, algorithm = Rehearsal(recipe, shards), recipe.algorithm
+    fed.begin(SETUP_T, 0)
+    server, t, federated = algorithm.setup(hollow_model(recipe), fed), 0, 0
+    fed.close()
+    while not recipe.over(server, federated):
+        fed.begin(t, federated)
+        federates = server.phase == FEDERATE
+        server = algorithm.round(server, fed)
+        fed.close()
+        federated, t = federated + federates, t + 1
+    return {client: found for client, found in sorted(fed.released.items()) if found}
