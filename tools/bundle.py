@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # packages that GPU images contain, or that few parts of effuse need
-WITHOUT = "torch,numpy,pillow,scikit-learn,hf-xet"
+WITHOUT = "torch,numpy,pillow,scikit-learn,scipy,hf-xet"
 NEVER_MISSING = ("torch", "numpy")  # the launcher checks these; the others fail where they are used
 LIMIT = 50_000_000
 # the pipelines of diffusers that saved models use; the others are half of its size

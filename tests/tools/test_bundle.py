@@ -18,7 +18,7 @@ WITHOUT = set(bundle.WITHOUT.split(","))
 
 def test_the_bundle_holds_what_effuse_needs_and_no_extras():
     packages = bundle.needed(WITHOUT)
-    assert {"diffusers", "safetensors", "pydantic", "pydantic-core", "typer", "rich", "torch-pruning"} <= set(packages)
+    assert {"diffusers", "safetensors", "pydantic-core", "typer", "rich", "torch-pruning", "dp-accounting"} <= set(packages)
     assert not {"torch", "numpy", "pillow", "scikit-learn", "scipy", "flwr", "matplotlib", "pytest"} & set(packages)
     assert "numpy" in bundle.needed(WITHOUT - {"numpy"})
 

@@ -1,4 +1,4 @@
-"""Randomness that protects a site: which units take part in a step, and the noise on their sum."""
+"""The randomness of a private fit: which units a step takes, and the noise on their sum."""
 
 from abc import ABC, abstractmethod
 
@@ -9,29 +9,26 @@ from effuse.core.rng import Stream
 
 
 class Noise(ABC):
-    """A source of Poisson batches and Gaussian noise. Every call gives fresh values."""
+    """A source of random numbers for one private fit. Every call gives fresh ones."""
 
     @abstractmethod
     def included(self, units: int, rate: float) -> Tensor:
-        """Whether each unit takes part, independently with probability `rate`; bool, on the CPU."""
+        """Which units take part in a step, each with probability `rate`; booleans on the CPU."""
 
     @abstractmethod
     def normal(self, n: int, device: torch.device) -> Tensor:
-        """Standard normal values, fp32."""
+        """Standard normal numbers in fp32."""
 
 
 class KeyedNoise(Noise):
-    """The randomness of a simulation: keyed, so that every engine draws the same values. It protects nobody."""
+    """Noise of a simulation: whoever knows the stream can draw it again, so it protects nobody."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._inclusion = stream.child("poisson").torch()
-        self._normal: torch.Generator | None = None  # on the device of the first call
+    def __init__(self, stream: Stream, device: torch.device) -> None:
+        self._poisson = stream.child("poisson").torch()
+        self._noise = stream.child("noise").torch(device)
 
     def included(self, units: int, rate: float) -> Tensor:
-        return torch.rand(units, dtype=torch.float64, generator=self._inclusion) < rate
+        return torch.rand(units, generator=self._poisson, dtype=torch.float64) < rate
 
     def normal(self, n: int, device: torch.device) -> Tensor:
-        if self._normal is None:
-            self._normal = self._stream.child("noise").torch(device)
-        return torch.randn(n, device=device, generator=self._normal)
+        return torch.randn(n, generator=self._noise, device=self._noise.device).to(device)
