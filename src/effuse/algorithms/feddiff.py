@@ -27,7 +27,7 @@ class FedDiffServer(SynthesisServer):
     told: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
 
-@message(name="feddiff.upload")
+@message(name="feddiff.generator")
 class FedDiffUpload(Upload):
     """A client's generator and label histogram, and what the filter needs: M, the mean Fourier magnitudes."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from effuse.core.data import Shard
@@ -21,7 +22,7 @@ class Protection(NamedTuple):
 
     budget: Budget
     sigma: float | None  # of fits that leave it to the budget; None in a rehearsal, which finds out what it must cover
-    noise: Callable[[Stream], Noise] = KeyedNoise
+    noise: Callable[[Stream, torch.device], Noise] = KeyedNoise
 
 
 def protected(

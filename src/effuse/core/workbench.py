@@ -228,7 +228,8 @@ class Workbench:
 
     def _noise(self, source: Stream) -> Noise:
         make = KeyedNoise if self.protection is None else self.protection.noise
-        return make(source.child("noise", self.message))
+        device = self.machine.device
+        return make(source.child("noise", self.message), torch.device("cpu") if device.type == "meta" else device)
 
     @property
     def where(self) -> str:

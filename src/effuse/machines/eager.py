@@ -177,14 +177,14 @@ class Eager(Machine):
             if average is not None:
                 given[AVERAGE] = average
             step = Step(net, optimiser, work, given, average, total, work.uphill)
-            done = self._steps(step, work) if work.private is None else private_fit(PrivateStep(step, work), work, self)
+            done = self._shuffled(step, work) if work.private is None else private_fit(PrivateStep(step, work), work, self)
         for p in params.values():
             p.grad = None  # frees as much memory as the weights take
         moments = kept_state(optimiser, params) if solver.state == "kept" else None
         gradient = mean_gradient(total, done.steps)
         return done._replace(average=Params(average) if average else None, gradient=gradient), moments
 
-    def _steps(self, step: Step, work: Work) -> Fit:
+    def _shuffled(self, step: Step, work: Work) -> Fit:
         losses: list[Tensor] = []
         notes: list[Tensor] = []
         sizes: list[int] = []

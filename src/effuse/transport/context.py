@@ -1,5 +1,6 @@
 """What an engine is given."""
 
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ class EngineContext(NamedTuple):
     workers: int | None  # processes for clients of this machine; None: one for each GPU
     folder: Path
     say: Callable[[str], None]  # shows a sentence to the user
-    protections: Mapping[int, Protection] = {}  # of the clients' private data, where they are simulated
+    protections: Mapping[int, Protection] = types.MappingProxyType({})  # of simulated clients' private data
 
 
 Engine = Callable[[EngineContext], Federation]

@@ -1,5 +1,6 @@
 """The privacy plan of a run: what every client will release, the noise that keeps it within the budget, and the spend."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from effuse.core.privacy import Release
 from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
 from effuse.core.workbench import SERVER
-from effuse.privacy.accountant import epsilon_of, solve, with_sigma
+from effuse.privacy.accountant import epsilon_of, solve
 from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
@@ -28,7 +29,7 @@ class Plan:
             return
         for client in (SERVER, *range(recipe.clients)) if only is None else only:
             found = [release for _, release in planned.get(client, [])]
-            self.protections[client] = Protection(budget, solve(found, budget) if found else None)
+            self.protections[client] = Protection(budget, solve(found, budget) or None)
 
     def spent(self, rounds: int | None = None) -> dict[str, Any] | None:
         """What the releases of the first rounds, or of all, cost each client; None without a budget."""
@@ -40,9 +41,11 @@ class Plan:
             if client not in self.protections:
                 continue
             sigma = self.protections[client].sigma
-            made = with_sigma([release for t, release in found if rounds is None or t < rounds], sigma)
+            until = [release for t, release in found if rounds is None or t < rounds]
+            made = [release if release.noise is not None else dataclasses.replace(release, noise=sigma) for release in until]
             spent = epsilon_of(made, budget.delta, budget.accountant) if made else 0.0
-            clients["server" if client == SERVER else str(client)] = {"epsilon": spent, "sigma": sigma, "releases": len(made)}
+            name = "server" if client == SERVER else str(client)
+            clients[name] = {"epsilon": spent, "sigma": sigma, "releases": len(made)}
         return {
             "epsilon": max((c["epsilon"] for c in clients.values()), default=0.0),
             "delta": budget.delta,

@@ -13,7 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ import torch
 
 from effuse.core import errors
 from effuse.core.errors import EffuseError, RecipeError, RunError
+from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
 from effuse.core.spans import span
 from effuse.core.spec import Spec, field_hints
@@ -39,9 +41,17 @@ class Processes(Loopback):
     """Loopback whose clients live in worker processes."""
 
     def __init__(
-        self, recipe: Recipe, *args: Any, folder: Path, workers: int, slots: int, snapshots: Callable[[int], Snapshots]
+        self,
+        recipe: Recipe,
+        *args: Any,
+        folder: Path,
+        workers: int,
+        slots: int,
+        snapshots: Callable[[int], Snapshots],
+        protections: Mapping[int, Protection] = types.MappingProxyType({}),
     ) -> None:
         super().__init__(recipe, *args, snapshots=snapshots)
+        self.protect(protections)
         self.recipe, self.folder, self.slots = recipe, folder, slots
         self.processes = [Process(self, number) for number in range(workers)]
         self.at_a_time = workers * slots
@@ -74,7 +84,8 @@ class Process:
             return
         device = self.fed.workbench.machine.device
         recipe, folder = self.fed.recipe, str(self.fed.folder)
-        settings = {"recipe": recipe.saved(), "modules": modules_of(recipe), "folder": folder, "device": device.type}
+        settings: dict[str, Any] = {"recipe": recipe.saved(), "modules": modules_of(recipe), "folder": folder}
+        settings |= {"device": device.type, "sigmas": {k: p.sigma for k, p in self.fed.worker.protections.items()}}
         parent_ends, child_ends = zip(*(socket.socketpair() for _ in range(1 + self.fed.slots)))
         handles = [end.fileno() for end in child_ends]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -16,6 +16,7 @@ import torch
 from effuse.core.machine import Machine, Meter
 from effuse.core.message import message
 from effuse.core.origin import culprit
+from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
 from effuse.core.wire import encode
 from effuse.core.workbench import Client
@@ -88,7 +89,10 @@ def _workers(
         def client(k: int) -> Client:
             return Client(machine, recipe.task, recipe.rounds, k, shards[k])
 
-        return Worker(recipe.algorithm, recipe.seed, client, on_disk(Path(settings["folder"])), recipe.wire)
+        made = Worker(recipe.algorithm, recipe.seed, client, on_disk(Path(settings["folder"])), recipe.wire)
+        if recipe.budget is not None:
+            made.protections = {int(k): Protection(recipe.budget, sigma) for k, sigma in settings["sigmas"].items()}
+        return made
 
     return [(worker(m), m.stream, meter) for m in machines[:slots]], machines[0].threads or recipe.threads
 
