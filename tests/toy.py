@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
+from effuse.algorithms.feddiff import FedDiff
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedprox import FedProx
@@ -16,6 +17,7 @@ from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.moon import Moon
 from effuse.algorithms.scaffold import Scaffold
+from effuse.algorithms.shared.filters import Fmf
 from effuse.core.aggregate import by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
@@ -34,7 +36,7 @@ from effuse.diffusion.samplers import Ddim
 from effuse.metrics.encoders import Pixels
 from effuse.models.cut import Cut, narrowed
 from effuse.models.saved import write_plain
-from effuse.privacy.histogram import Laplace
+from effuse.privacy.histogram import Gaussian, Laplace
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
 from effuse.tasks.schedules import Linear
@@ -88,6 +90,29 @@ class ToyUnet(Arch):
 
     def save(self, net, folder, scheduler) -> None:
         write_plain(self, net, folder, scheduler)
+
+
+class ToyLabelledNetwork(ToyNetwork):
+    """The same with a value for every class, and one for the null label."""
+
+    def __init__(self, channels: int, width: int, dropout: float, classes: int) -> None:
+        super().__init__(channels, width, dropout)
+        self.classes = nn.Embedding(classes + 1, 1)
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor, give: str = "output"):
+        rows = torch.where(labels < 0, self.classes.num_embeddings - 1, labels)
+        return super().forward(x + self.classes(rows)[:, :, None, None], t, give=give)
+
+
+@spec
+class ToyLabelled(ToyUnet):
+    """The same network, conditional on the class."""
+
+    conditional = True
+    parts = ToyUnet.parts | {"encoder": ("down", "classes")}
+
+    def build(self) -> nn.Module:
+        return ToyLabelledNetwork(self.shape.channels, self.width, self.dropout, self.shape.classes)
 
 
 @message
@@ -175,7 +200,7 @@ class Pair:
     model: Annotated[Model, by_weight]
     scores: Annotated[Model, by_weight]
     weight: float
-    loss: float
+    loss: float | None
 
 
 def guided_by_scores(net: Net, batch: Batch, given: Given) -> Tensor:
@@ -369,6 +394,15 @@ ALGORITHMS = {
     ),
     "fedddpm+": FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=TEST),
     "aux only": AuxOnly(**SYNTHESIS, central=ADAM),
+    "feddiff, two kinds of networks": FedDiff(
+        **SYNTHESIS,
+        generators=(ToyLabelled(), ToyLabelled(width=2)),
+        task=Denoise(schedule=Linear(steps=25)),
+        central=KEPT,
+        filter=Fmf(gamma=0.25, scope="client", noise=2.0),
+        histogram=Gaussian(epsilon=1.0),
+        least=1,
+    ),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
     "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),

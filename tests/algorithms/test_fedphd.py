@@ -206,7 +206,7 @@ def test_relu_applies_to_each_edge_separately(tmp_path):
 class Drowned(Disclosure):
     """Noise that makes the count of a single image zero."""
 
-    charge = None
+    charge = release = None
 
     def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
         return np.full(classes, -1.0)
@@ -228,7 +228,7 @@ def test_work_counts_where_noise_leaves_no_images(tmp_path):
 class Louder(Disclosure):
     """Ten more images of every class."""
 
-    charge = None
+    charge = release = None
 
     def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
         return np.full(classes, 10.0)

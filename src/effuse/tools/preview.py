@@ -1,6 +1,7 @@
 """List what would leave a site, without sending it."""
 
 import dataclasses
+import types
 from typing import Any, get_args
 
 from effuse.core.ledger import EVALUATION, TRAINING, Account
@@ -44,6 +45,8 @@ def described(hint: Any) -> str:
         fields = message_hints(hint)
         inner = ", ".join(f"{f.name}: {described(fields[f.name])}" for f in dataclasses.fields(hint))
         return f"{hint.__qualname__}({inner})"
+    if isinstance(hint, types.UnionType):
+        return " or ".join(described(a) for a in get_args(hint))
     if get_args(hint):
         origin = str(getattr(hint, "__origin__", "")).removeprefix("<class '").removesuffix("'>")
         return f"{origin or 'one'} of {' or '.join(described(a) for a in get_args(hint) if a is not Ellipsis)}"

@@ -194,7 +194,7 @@ def test_a_dry_run_shows_what_would_leave_and_agrees_with_the_rehearsal(tmp_path
     shown = "\n".join(what_leaves(site, invitation_of(recipe)))
     n = 4 * 9 + 4 + 4 * 4 + 4 + 4 * 9 + 1
     assert f"to train: 2 messages, {2 * n} parameters, {8 * n} bytes" in shown
-    assert "Update(model: a model (network, parameters, buffers), weight: float, loss: float)" in shown
+    assert "Update(model: a model (network, parameters, buffers), weight: float, loss: float or nothing)" in shown
     assert "mixed with this site's secret" in shown
     assert not (tmp_path / "manifest.json").exists()  # a dry run agrees to nothing
 
