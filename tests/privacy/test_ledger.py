@@ -144,7 +144,7 @@ def test_two_processes_cannot_do_one_order_for_one_charge(tmp_path):
     assert len(first.entries()) == 2
     first.store(ONE, b"reply")
     second.charge(ONE, "a job", FIT)
-    assert len(first.entries()) == 3
+    assert len(first.entries()) == 3 and first.reply(ONE) is None
 
 
 def test_what_was_not_charged_gets_neither_noise_nor_a_stored_reply(tmp_path):
