@@ -106,7 +106,7 @@ def test_an_order_that_was_killed_is_not_charged_again_but_one_whose_reply_left_
     killed = ledger(tmp_path)
     killed.charge(ONE, "a job", FIT)
     killed.charge(ONE, "a job", FIT)
-    del killed  # its locks end with it
+    killed.close()  # as the end of its process does
     ours = ledger(tmp_path)
     ours.charge(ONE, "a job", FIT)
     assert len(ours.entries()) == 1
@@ -127,7 +127,7 @@ def test_a_reply_that_was_not_committed_is_not_sent(tmp_path):
     ours.charge(ONE, "a job", FIT)
     ours.store(ONE, b"reply")
     path = tmp_path / "ledgers" / "data.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     again = ledger(tmp_path)
     assert again.reply(ONE) is None
     again.charge(ONE, "a job", FIT)
@@ -141,6 +141,9 @@ def test_two_processes_cannot_do_one_order_for_one_charge(tmp_path):
     with pytest.raises(FederationError, match="a job: another process on this data is doing this order"):
         second.charge(ONE, "a job", FIT)
     second.charge(TWO, "a job", FIT)
+    assert len(first.entries()) == 2
+    second.close()
+    first.charge(TWO, "a job", FIT)
     assert len(first.entries()) == 2
     first.store(ONE, b"reply")
     second.charge(ONE, "a job", FIT)

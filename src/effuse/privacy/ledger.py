@@ -122,6 +122,11 @@ class Ledger:
         with self._locked() as book:
             return book.entries
 
+    def close(self) -> None:
+        """Give up unfinished orders, so that another process on this data may do them; they stay charged."""
+        while self._attempts:
+            self._attempts.popitem()[1].close()
+
     def _check(self, book: "_Book", what: str, releases: Sequence[Release]) -> None:
         """Refuse what the cap does not allow."""
         cap, before = self.cap, book.releases()
