@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor
 
 from effuse.core.algorithm import Algorithm
 from effuse.core.build import build_text, make, replace, reset_keys, with_values
 from effuse.core.data import Dataset, Partition, Shard, Source
-from effuse.core.errors import RecipeError, RunError, misspelt, nearest
+from effuse.core.errors import PartitionError, RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
+from effuse.core.privacy import Budget
 from effuse.core.rng import stream
 from effuse.core.sampler import Sampler
 from effuse.core.solvers import Decay
@@ -48,6 +50,8 @@ class Recipe(Spec):
     sampler: Sampler | None = None
     ema: Decay | None = None  # moving average of the delivered model over rounds; i of n weighs ~ ema^(n - i)
     wire: Literal["fp32", "bf16"] = "fp32"
+    budget: Budget | None = None  # what everything that a client releases in this run may cost it
+    canaries: NonNegativeInt = 0  # training images that a coin puts into a shard or leaves out, for `effuse audit`
     seed: NonNegativeInt = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 2  # of a CPU; never the core count: thread count changes float sums
     speed: Literal["auto", "eager", "graph", "compile"] = "auto"  # eager is the reference: one client at a time
@@ -76,10 +80,32 @@ class Recipe(Spec):
         return with_values(self, "recipe", model=self.model.resolved(train.shape))
 
     def shards(self, train: Dataset) -> list[Shard]:
-        """The training data divided among the clients."""
+        """The training data divided among the clients, without the canaries that are out."""
+        dealt = self._dealt(train)
+        if self.canaries:
+            rows, coins = self._canaries(dealt)
+            dealt = [own[~torch.isin(own, rows[~coins])] for own in dealt]
+        return [Shard(train, rows) for rows in dealt]
+
+    def canaries_in(self, train: Dataset) -> tuple[Tensor, Tensor]:
+        """The rows of the canaries, ascending, and for each whether it is in its client's shard."""
+        return self._canaries(self._dealt(train))
+
+    def _dealt(self, train: Dataset) -> list[Tensor]:
         seed = stream(self.seed, -1, "partition", 0, SERVER, "").seed % 2**32  # the legacy generator takes 32 bits
         rows = self.partition.split(train, self.clients, seed)
-        return [Shard(train, torch.as_tensor(r, dtype=torch.int64)) for r in rows]
+        return [torch.as_tensor(r, dtype=torch.int64) for r in rows]
+
+    def _canaries(self, dealt: list[Tensor]) -> tuple[Tensor, Tensor]:
+        # the first image of every client is none: no shard becomes empty, and the coins stay independent
+        choice = torch.cat([rows[1:] for rows in dealt]).sort().values
+        if self.canaries > len(choice):
+            raise PartitionError(
+                f"canaries: {self.canaries}, but each client keeps one image, so {len(choice)} can be set aside; use fewer"
+            )
+        rng = stream(self.seed, -1, "canaries", 0, SERVER, "").numpy()
+        rows = choice[torch.from_numpy(rng.permutation(len(choice))[: self.canaries]).sort().values]
+        return rows, torch.from_numpy(rng.random(self.canaries) < 0.5)
 
     def saved(self) -> dict[str, Any]:
         """The recipe as JSON, every value in the grammar, every key spelt out."""
