@@ -15,7 +15,9 @@ from effuse.core.solvers import Adam
 from effuse.core.task import Batch
 from effuse.core.workbench import Workbench
 from effuse.machines.eager import Eager
+from effuse.privacy.binomial import share
 from effuse.privacy.membership import (
+    at_rate,
     auc,
     dp_bound,
     fixed_loss,
@@ -25,7 +27,6 @@ from effuse.privacy.membership import (
     pia,
     scores,
     secmi,
-    true_positives,
 )
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
@@ -177,15 +178,34 @@ def test_the_interval_covers_the_truth():
 
 def test_true_positives_at_one_percent():
     """Of 200 others two lie below 2.0, the third smallest: 1 %. Members below 2.0: three of four; a tie is no find."""
-    others = torch.arange(200.0)
-    found = true_positives(torch.tensor([-1.0, 0.5, 1.9, 2.0]), others)
-    assert found.value == 0.75 and found.low < 0.75 < found.high
-    assert true_positives(torch.tensor([-1.0, 0.5]), torch.arange(99.0)).value == 0.5, "under 100 others none may be called"
+    tpr, fpr = at_rate(torch.tensor([-1.0, 0.5, 1.9, 2.0]), torch.arange(200.0))
+    assert tpr.value == 0.75 and tpr == share(3, 4) and fpr == share(2, 200)
+    tpr, fpr = at_rate(torch.tensor([-1.0, 0.5]), torch.arange(99.0))
+    assert tpr.value == 0.5 and fpr.value == 0.0 < fpr.high, "under 100 others none may be called"
+    assert at_rate(torch.zeros(5), torch.zeros(200))[1].value == 0.0, "ties call nobody"
+
+
+def test_the_false_positives_interval_holds_for_a_threshold_among_the_others():
+    """Uniform others: the true rate is the threshold itself. Of 400 intervals about 5 % may miss it."""
+    missed = 0
+    for seed in range(400):
+        others = torch.rand(150, generator=Stream(("uniform", seed)).torch())
+        fpr = at_rate(torch.zeros(1), others)[1]
+        missed += float(others.sort().values[1]) > fpr.high
+    assert 1 <= missed <= 24  # above the upper limit 2.5 %, 10
 
 
 def test_the_bound_of_differential_privacy():
     assert dp_bound(1.0, 1e-5) == pytest.approx(0.0271928, abs=1e-6)
     assert dp_bound(0.0, 0.0) == 0.01 and dp_bound(10.0, 1e-5) == dp_bound(1e4, 1e-5) == 1.0
+
+
+def test_a_find_above_the_bound_counts_where_chance_cannot_explain_it():
+    """All of 100 members below all of 1,000 others: at epsilon 1 e * 1.8 % are allowed, at 6 everything is."""
+    perfect = judged(torch.zeros(100), torch.ones(1000) + torch.arange(1000))
+    assert perfect.above(1.0, 1e-5) and not perfect.above(6.0, 1e-5)
+    few = judged(torch.arange(10.0), torch.arange(100.0) + 0.5)
+    assert few.tpr.value == 0.2 > dp_bound(1.0, 1e-5) and not few.above(1.0, 1e-5), "two of ten may be chance"
 
 
 def test_others_are_matched_to_the_members_labels():

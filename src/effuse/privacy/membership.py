@@ -6,12 +6,13 @@ scaled to others. None of the attacks trains anything, so a stronger attacker ma
 
 import dataclasses
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from effuse.core.data import Shard
-from effuse.core.errors import DataError, TrainingError
+from effuse.core.errors import DataError, RecipeError, TrainingError
 from effuse.core.model import Model, Net
 from effuse.core.rng import Stream
 from effuse.core.task import Batch, Feature, Given, Prediction, Task
@@ -73,6 +74,15 @@ DENOISERS: dict[str, Feature] = {"loss": fixed_loss, "pia": pia, "secmi": secmi,
 OTHERS: dict[str, Feature] = {"loss": own_loss}
 
 
+def attacks_on(task: Task) -> dict[str, Feature]:
+    """The attacks on a network of this task, by name."""
+    if isinstance(task, Denoise):
+        return DENOISERS
+    if isinstance(task, Prediction):
+        return OTHERS
+    raise RecipeError(f"task {task}: no membership attack is known; audit a denoiser or a classifier")
+
+
 def noise_in(net: Net, batch: Batch, x: Tensor, t: int) -> Tensor:
     """eps(x, t): the noise that the network sees in x at step t, whatever its target."""
     output, (a, s) = net(x, times(x, t), batch.labels).float(), amplitudes(batch, t)
@@ -116,20 +126,27 @@ class Attack:
     """How well an attack tells members from others."""
 
     auc: Estimate  # 0.5: not at all
-    tpr: Estimate  # the share of members found where 1 % of the others are called members
+    tpr: Estimate  # the share of members found where at most 1 % of the others are called members
+    fpr: Estimate  # the share of others that are; its upper limit is how wrong the threshold may be
+
+    def above(self, epsilon: float, delta: float) -> bool:
+        """Whether it finds more than (epsilon, delta)-DP allows, both intervals considered."""
+        return self.tpr.low > dp_bound(epsilon, delta, self.fpr.high)
 
 
-def scores(bench: Workbench, model: Model, task: Task, data: Shard, source: Stream) -> dict[str, Tensor]:
-    """Every attack's numbers for the images of a shard; the same stream gives the same noise to all shards."""
-    shape = model.arch.shape
-    device = bench.machine.device
-    noise = torch.randn(
-        (1, shape.channels, shape.side, shape.side), generator=source.child("noise").torch(device), device=device
-    )
+def scores(
+    bench: Workbench, model: Model, task: Task, data: Shard, source: Stream, only: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """The attacks' numbers for the images of a shard; the same stream gives the same noise to all shards."""
+    shape, device = model.arch.shape, bench.machine.device
+    image = (1, shape.channels, shape.side, shape.side)
+    given = {"noise": torch.randn(image, generator=source.child("noise").torch(device), device=device)}
     net = bench.load(model)
-    attacks = DENOISERS if isinstance(task, Denoise) else OTHERS
-    given = {"noise": noise} if isinstance(task, Denoise) else {}
-    found = {name: bench.apply(net, attack, data, task=task, given=given).cpu() for name, attack in attacks.items()}
+    found = {
+        name: bench.apply(net, attack, data, task=task, given=given).cpu()
+        for name, attack in attacks_on(task).items()
+        if not only or name in only
+    }
     wrong = next((name for name, values in found.items() if not values.isfinite().all()), None)
     if wrong is not None:
         raise TrainingError(
@@ -140,7 +157,7 @@ def scores(bench: Workbench, model: Model, task: Task, data: Shard, source: Stre
 
 def judged(members: Tensor, others: Tensor) -> Attack:
     """The AUC and the true positives at 1 % false positives of numbers that are low for members."""
-    return Attack(auc(members, others), true_positives(members, others))
+    return Attack(auc(members, others), *at_rate(members, others))
 
 
 def auc(members: Tensor, others: Tensor) -> Estimate:
@@ -170,18 +187,21 @@ def hanley_mcneil(area: float, members: int, others: int) -> float:
     )
 
 
-def true_positives(members: Tensor, others: Tensor, rate: float = FALSE_POSITIVES) -> Estimate:
-    """The share of members below the threshold that at most this share of the others are below; Clopper-Pearson.
+def at_rate(members: Tensor, others: Tensor, rate: float = FALSE_POSITIVES) -> tuple[Estimate, Estimate]:
+    """The shares of members and of others below the threshold that this share of the others at most is below.
 
-    The interval is that of the members; that the threshold is an estimate too is not in it.
+    Intervals are Clopper and Pearson's. The one of the others holds although the threshold is one of them.
     """
-    threshold = others.cpu().double().sort().values[int(rate * len(others) + 1e-9)]
-    return share(int((members.cpu().double() < threshold).sum()), len(members))
+    below = int(rate * len(others) + 1e-9)
+    threshold = others.cpu().double().sort().values[below]
+    found, wrong = (int((x.cpu().double() < threshold).sum()) for x in (members, others))
+    tpr, fpr = share(found, len(members)), share(below, len(others))
+    return tpr, fpr._replace(value=wrong / len(others))
 
 
-def dp_bound(epsilon: float, delta: float) -> float:
-    """The most true positives at 1 % false positives that (epsilon, delta)-DP allows."""
-    return min(1.0, math.exp(min(epsilon, 10.0)) * FALSE_POSITIVES + delta)
+def dp_bound(epsilon: float, delta: float, rate: float = FALSE_POSITIVES) -> float:
+    """The most true positives that (epsilon, delta)-DP allows at this rate of false positives."""
+    return min(1.0, math.exp(min(epsilon, 100.0)) * rate + delta)
 
 
 def matched(members: Tensor, others: Tensor, generator: torch.Generator) -> Tensor:
