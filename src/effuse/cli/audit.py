@@ -71,7 +71,7 @@ def show(report: dict[str, Any]) -> None:
     table.add_row("attacked", f"{attacked['members']:,} training images, {attacked['others']:,} others of the same labels")
     for name, attack in attacked["attacks"].items():
         table.add_row(f"{name}: area", within(attack["auc"]))
-        table.add_row(f"{name}: found at 1 % false positives", within(attack["tpr"], "%"))
+        table.add_row(f"{name}: found at 1 % false positives", within(attack["tpr"], ".1%"))
     if attacked["bound"] is not None:
         table.add_row("the promise allows at 1 %", f"{attacked['bound']:.2%}")
     if (shown := report["one_run"]) is not None:

@@ -18,7 +18,7 @@ ATTACKS = {
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 800px; margin: 2em auto; padding: 0 1em; color: #222; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .2em 1.2em .2em 0; border-bottom: 1px solid #ddd; }
-td.n { text-align: right; } .error { border: 2px solid #b00020; padding: .5em 1em; } svg { max-width: 100%; height: auto; }
+svg { max-width: 100%; height: auto; } .error { border: 2px solid #b00020; padding: .5em 1em; }
 """
 
 
@@ -90,7 +90,7 @@ def memorisation(found: Mapping[str, Any] | None) -> str:
 def membership(found: Mapping[str, Any]) -> str:
     """Every attack with its intervals, and the bound."""
     rows = [
-        (ATTACKS.get(name, name), within(a["auc"]), within(a["tpr"], "%"), within(a["fpr"], "%"))
+        (ATTACKS.get(name, name), within(a["auc"]), within(a["tpr"], ".1%"), within(a["fpr"], ".1%"))
         for name, a in found["attacks"].items()
     ]
     words = (
@@ -125,10 +125,9 @@ def one_run(found: Mapping[str, Any] | None, promised: Mapping[str, Any] | None)
     return f"<p>{escape(words)}</p>"
 
 
-def within(estimate: Mapping[str, float], unit: str = "") -> str:
+def within(estimate: Mapping[str, float], form: str = ".3f") -> str:
     """A number with its interval."""
-    value, low, high = (estimate[key] * (100 if unit else 1) for key in ("value", "low", "high"))
-    return f"{value:.1f} % ({low:.1f} to {high:.1f})" if unit else f"{value:.3f} ({low:.3f} to {high:.3f})"
+    return f"{estimate['value']:{form}} ({estimate['low']:{form}} to {estimate['high']:{form}})"
 
 
 def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> str:
