@@ -489,6 +489,8 @@ def test_list_of_one_recipe(effuse):
         "sampler",
         "ema",
         "wire",
+        "budget",
+        "canaries",
         "seed",
         "threads",
         "speed",

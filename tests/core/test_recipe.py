@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from effuse.core.data import Dataset, Shape
-from effuse.core.errors import RecipeError, RunError
+from effuse.core.errors import PartitionError, RecipeError, RunError
+from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import SGD
 from effuse.core.spec import field_hints
@@ -164,3 +165,37 @@ def test_shards_cover_the_data_and_follow_the_seed():
     rows = [s.rows.tolist() for s in shards]
     assert rows == [s.rows.tolist() for s in recipe.shards(grey(40))]
     assert rows != [s.rows.tolist() for s in recipe.changed(["seed=1"]).shards(grey(40))]
+
+
+def test_canaries_are_left_out_by_coins_and_change_nothing_else():
+    """Of 400 images 100 are canaries; about half are out. The other rows stay with their clients, in their order."""
+    plain = demo().changed(["partition=iid", "clients=4"])
+    recipe, train = plain.changed(["canaries=100"]), grey(400)
+    rows, coins = recipe.canaries_in(train)
+    assert rows.tolist() == sorted(set(rows.tolist())) and len(rows) == len(coins) == 100 and coins.dtype == torch.bool
+    assert 30 <= int(coins.sum()) <= 70, "five deviations of 100 fair coins are 25"
+    out = set(rows[~coins].tolist())
+    expected = [[row for row in shard.rows.tolist() if row not in out] for shard in plain.shards(train)]
+    assert [shard.rows.tolist() for shard in recipe.shards(train)] == expected
+    again, tossed = recipe.canaries_in(train)
+    assert torch.equal(again, rows) and torch.equal(tossed, coins)
+    other, others = recipe.changed(["seed=1"]).canaries_in(train)
+    assert not torch.equal(other, rows) and not torch.equal(others, coins)
+    none, no_coins = plain.canaries_in(train)
+    assert len(none) == len(no_coins) == 0
+
+
+def test_canaries_leave_every_client_an_image():
+    """Four clients of two images: four canaries at most, whatever the coins say."""
+    recipe = demo().changed(["partition=iid", "clients=4", "canaries=4"])
+    for seed in range(10):
+        shards = recipe.changed([f"seed={seed}"]).shards(grey(8))
+        assert all(1 <= len(shard) <= 2 for shard in shards)
+    with pytest.raises(PartitionError, match="canaries: 5, but each client keeps one image, so 4 can be set aside"):
+        recipe.changed(["canaries=5"]).shards(grey(8))
+
+
+def test_a_budget_stands_in_the_manifest():
+    recipe = demo().changed(["budget=budget(epsilon=10.0)"])
+    assert recipe.budget == Budget(epsilon=10.0, delta=1e-5, accountant="pld") and demo().budget is None
+    assert Recipe.restore(recipe.saved()) == recipe

@@ -3,12 +3,9 @@
 import dataclasses
 
 import pytest
-from toy import ADAM, ALGORITHMS, toy_recipe
+from toy import ALGORITHMS, toy_recipe
 
-from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.shared.filters import Fmf
 from effuse.core.build import with_values
-from effuse.core.capabilities import Personal
 from effuse.core.errors import EffuseError
 from effuse.core.privacy import Budget, DpSgd
 from effuse.core.solvers import Solver

@@ -57,6 +57,7 @@ def main() -> None:
     try:
         # importing a module registers its command
         from effuse.cli import (  # noqa: F401
+            audit,
             bound,
             check,
             evaluate,

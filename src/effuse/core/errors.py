@@ -46,6 +46,10 @@ class TrainingError(EffuseError):
     """Training that produced a non-finite number."""
 
 
+class AuditError(EffuseError):
+    """An audit whose result contradicts what was promised."""
+
+
 class RunError(EffuseError):
     """A run folder that cannot be written, read or resumed."""
 

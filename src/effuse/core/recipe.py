@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor
 
 from effuse.core.algorithm import FEDERATE, Algorithm, Server
 from effuse.core.build import build_text, make, replace, reset_keys, with_values
 from effuse.core.capabilities import StopsEarly
 from effuse.core.data import Dataset, Partition, Shape, Shard, Source
-from effuse.core.errors import RecipeError, RunError, misspelt, nearest
+from effuse.core.errors import PartitionError, RecipeError, RunError, misspelt, nearest
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
 from effuse.core.privacy import Budget
@@ -51,6 +52,7 @@ class Recipe(Spec):
     ema: Decay | None = None  # moving average of the delivered model over rounds; i of n weighs ~ ema^(n - i)
     wire: Literal["fp32", "bf16"] = "fp32"
     budget: Budget | None = None  # what everything that a client releases in this run may cost it; None: nothing is private
+    canaries: NonNegativeInt = 0  # training images that a coin puts into a shard or leaves out, for `effuse audit`
     seed: NonNegativeInt = 0
     threads: Annotated[int, Field(ge=1, le=1024)] = 2  # of a CPU; never the core count: thread count changes float sums
     speed: Literal["auto", "eager", "graph", "compile"] = "auto"  # eager is the reference: one client at a time
@@ -94,11 +96,33 @@ class Recipe(Spec):
         return list(dict.fromkeys([self.model, *(trained.arch for trained in self.algorithm.trains(self))]))
 
     def shards(self, train: Dataset) -> list[Shard]:
-        """The training data divided among the clients."""
+        """The training data divided among the clients, without the canaries that are out."""
+        dealt = self._dealt(train)
+        if self.canaries:
+            rows, coins = self._canaries(dealt)
+            dealt = [own[~torch.isin(own, rows[~coins])] for own in dealt]
+        train = self.protected(train)
+        return [Shard(train, rows) for rows in dealt]
+
+    def canaries_in(self, train: Dataset) -> tuple[Tensor, Tensor]:
+        """The rows of the canaries, ascending, and for each whether it is in its client's shard."""
+        return self._canaries(self._dealt(train))
+
+    def _dealt(self, train: Dataset) -> list[Tensor]:
         seed = stream(self.seed, -1, "partition", 0, SERVER, "").seed % 2**32  # the legacy generator takes 32 bits
         rows = self.partition.split(train, self.clients, seed)
-        train = self.protected(train)
-        return [Shard(train, torch.as_tensor(r, dtype=torch.int64)) for r in rows]
+        return [torch.as_tensor(r, dtype=torch.int64) for r in rows]
+
+    def _canaries(self, dealt: list[Tensor]) -> tuple[Tensor, Tensor]:
+        # the first image of every client is none: no shard becomes empty, and the coins stay independent
+        choice = torch.cat([rows[1:] for rows in dealt]).sort().values
+        if self.canaries > len(choice):
+            raise PartitionError(
+                f"canaries: {self.canaries}, but each client keeps one image, so {len(choice)} can be set aside; use fewer"
+            )
+        rng = stream(self.seed, -1, "canaries", 0, SERVER, "").numpy()
+        rows = choice[torch.from_numpy(rng.permutation(len(choice))[: self.canaries]).sort().values]
+        return rows, torch.from_numpy(rng.random(self.canaries) < 0.5)
 
     def protected(self, data: Dataset) -> Dataset:
         """The same images, marked as private where the recipe has a budget."""

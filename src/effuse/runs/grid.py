@@ -13,15 +13,15 @@ MARGIN = 2
 SHOWN_SIDE = 64  # small images are enlarged to about this many pixels by repeating pixels
 
 
-def grid_array(images: Images) -> np.ndarray:
-    """The images side by side, H x W x 3 uint8."""
+def grid_array(images: Images, columns: int | None = None) -> np.ndarray:
+    """The images side by side, H x W x 3 uint8; those without labels in so many columns, or in a square."""
     pixels = images.bytes()
     if images.labels is not None:
         order = torch.sort(images.labels, stable=True).indices
         pixels = pixels[order]
         columns = max(1, int(torch.bincount(images.labels).max()))
     else:
-        columns = math.ceil(math.sqrt(len(pixels)))
+        columns = columns or math.ceil(math.sqrt(len(pixels)))
     scale = max(1, round(SHOWN_SIDE / pixels.shape[-1]))
     pixels = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] == 1 else pixels
     tiles = pixels.repeat_interleave(scale, 2).repeat_interleave(scale, 3).permute(0, 2, 3, 1).numpy()

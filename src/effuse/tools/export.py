@@ -52,21 +52,25 @@ def export(
 def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
     """Write the images that a run's server drew from its clients' models; returns the path and the number."""
     recipe = Recipe.restore(read_manifest(run)["recipe"])
-    checkpoint = RunFolder(run).load_checkpoint()
-    values = [] if checkpoint is None else fields_of(checkpoint.server).values()
-    found = next((value for value in values if isinstance(value, AuxiliarySet)), None)
+    found = auxiliary_of(run)
     if found is None:
         raise RunError(
             f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not drawn them yet; "
             "`effuse sample` draws images from a finished model"
         )
-    algorithm, server = recipe.algorithm, checkpoint.server if checkpoint is not None else None
+    algorithm = recipe.algorithm
     assert isinstance(algorithm, Draws)
-    images = algorithm.images(server)
-    assert images is not None
+    labelled = all(arch.conditional for arch, _ in algorithm.drawn_from(recipe))
     sampler = getattr(algorithm, "sampler", None)  # images need not come from a sampler
     provenance = _made(run, recipe) | {"sampler": None if sampler is None else text(sampler), "auxiliary": len(found)}
-    return _written(images, form, where, provenance, found.origin.tolist()), len(found)
+    return _written(found.images(labelled), form, where, provenance, found.origin.tolist()), len(found)
+
+
+def auxiliary_of(run: Path) -> AuxiliarySet | None:
+    """The images that a run's server drew from its clients' models, if there are any."""
+    checkpoint = RunFolder(run).load_checkpoint()
+    values = [] if checkpoint is None else fields_of(checkpoint.server).values()
+    return next((value for value in values if isinstance(value, AuxiliarySet)), None)
 
 
 def _made(run: Path, recipe: Recipe) -> dict[str, Any]:

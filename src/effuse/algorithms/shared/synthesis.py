@@ -85,9 +85,9 @@ class Upload:
     def __post_init__(self) -> None:
         if self.histogram is not None and (self.histogram.dim() != 1 or self.histogram.is_floating_point()):
             raise WireError("upload: a histogram counts images, class by class")
-        counts, classes = (self.size,) if self.histogram is None else self.histogram.tolist(), self.model.arch.shape.classes
-        # a noisy histogram may be empty
-        if self.size < (self.histogram is None) or any(h < 0 for h in counts) or sum(counts) != self.size or len(counts) > max(1, classes):
+        counts = (self.size,) if self.histogram is None else self.histogram.tolist()
+        classes, least = self.model.arch.shape.classes, 1 if self.histogram is None else 0  # a noisy histogram may be empty
+        if self.size < least or any(h < 0 for h in counts) or sum(counts) != self.size or len(counts) > max(1, classes):
             raise WireError(f"upload: {self.size} images cannot be {list(counts)} in {classes} classes")
 
 
