@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.class_means import ClassMeans
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiff import FedDiff
@@ -403,6 +404,7 @@ ALGORITHMS = {
         histogram=Gaussian(epsilon=1.0),
         least=1,
     ),
+    "class means": ClassMeans(central=KEPT, noise=1.0),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
     "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),

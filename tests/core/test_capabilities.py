@@ -19,7 +19,7 @@ DECLARED = {
     Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec"},
     Hierarchical: {"fedphd"},
     Discloses: {"feddiff", "fedphd"},
-    Draws: {"aux_only", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
+    Draws: {"aux_only", "class_means", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
     Averages: {"centralised"},
     StopsEarly: {"fedddpm_plus"},
     Companions: {"moon"},

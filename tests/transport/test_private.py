@@ -11,7 +11,7 @@ from effuse.core.privacy import Budget, DpSgd
 from effuse.core.solvers import Solver
 from effuse.runs.driver import run
 
-BUDGET = Budget(epsilon=50.0, delta=1e-3)
+BUDGET = Budget(epsilon=50.0, delta=1e-3, accountant="rdp")
 ON_DATA = ("local", "warmup")  # keys of solvers that clients run on their own images
 REFUSED = {
     "mofedsam, sgd": "sharpness-aware",

@@ -41,6 +41,14 @@ def check(
         show(report)
 
 
+def promise(plan: dict[str, Any]) -> str:
+    """A privacy plan in one sentence."""
+    return (
+        f"epsilon {plan['epsilon']:.4g} of {plan['budget']:g} at delta {plan['delta']:g} for each {plan['unit']}, which is "
+        f"replaced by nothing ({plan['accountant']}); not covered: {plan['not_covered']}"
+    )
+
+
 def show(report: dict[str, Any]) -> None:
     """Print the report."""
     page = console()
@@ -64,6 +72,11 @@ def show(report: dict[str, Any]) -> None:
     for what, spent in (report["privacy"] or {}).items():
         budget = f"epsilon {spent['epsilon']:g}, delta {spent['delta']:g} for every client ({spent['mechanism']})"
         table.add_row(f"privacy of the {what}", budget)
+    if (plan := report["plan"]) is not None:
+        table.add_row("privacy of a client", promise(plan))
+        sigmas = [c["sigma"] for c in plan["clients"].values() if c["sigma"]]
+        if sigmas:
+            table.add_row("noise multiplier sigma", f"{min(sigmas):.4g} to {max(sigmas):.4g}, solved for each client's size")
     after = report["after"]["parameters"]
     if after != parts["total"]:
         table.add_row("after pruning", f"{after:,} parameters, {report['after']['macs']:,} multiply-adds an image")

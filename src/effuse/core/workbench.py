@@ -202,19 +202,21 @@ class Workbench:
         finally:
             self.machine.release(borrower)
 
-    def noised(self, total: Tensor, *, sensitivity: float, noise: float, what: str) -> Tensor:
+    def noised(self, total: Tensor, *, sensitivity: float, noise: float | None, what: str) -> Tensor:
         """A sum over private images with Gaussian noise of standard deviation `noise * sensitivity`.
 
-        `sensitivity` bounds the norm of what one unit adds to the sum. Without a budget the noise may be zero.
+        `sensitivity` bounds the norm of what one unit adds to the sum. None leaves the noise to the budget; without a budget
+        there is none.
         """
         source = self.stream("noised")
-        if not noise:
-            if self.protection is not None:
+        if self.protection is not None:
+            if noise == 0:
                 raise RecipeError(f"{self.where}: {what} would leave the client without noise; set its noise, such as 10")
+            noise = noise or self.protection.sigma
+            self.book(Release(what, noise=noise))
+        if not noise or total.is_meta:
             return total
-        self.book(Release(what, noise=noise))
-        values = self._noise(source).normal(total.numel(), total.device) if not total.is_meta else torch.zeros_like(total)
-        return total + noise * sensitivity * values.view(total.shape)
+        return total + noise * sensitivity * self._noise(source).normal(total.numel(), total.device).view(total.shape)
 
     def book(self, release: Release) -> None:
         """Record that this job releases something of the private data."""
