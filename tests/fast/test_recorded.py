@@ -1,10 +1,7 @@
 """Whole federations on recorded steps, replayed on a CPU, against eager ones. Runs of a process share their machines."""
 
-import types
-
 import pytest
-import torch
-from recorded import Speckled, assert_alike, noted_recordings, outcome, ragged_recipe
+from recorded import Speckled, assert_alike, noted_recordings, outcome, play_on_a_cpu, ragged_recipe
 from toy import ADAM, ALGORITHMS
 
 from effuse.algorithms.fedavg import FedAvg
@@ -12,7 +9,6 @@ from effuse.core.errors import TrainingError
 from effuse.core.solvers import Adam
 from effuse.fast import speed
 from effuse.fast.graph.captured import Captured
-from effuse.fast.graph.recording import WARM_UP
 from effuse.machines.eager import Eager
 from effuse.runs import rounds
 from effuse.runs.driver import run
@@ -23,12 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.fixture
 def fast(monkeypatch):
     """Turns recorded machines on and off; three clients at a time."""
-    import diffusers.models  # noqa: F401 (its import uses torch.cuda.Stream, which is replaced below)
-
-    def recorded(self, step, stream):
-        for _ in range(WARM_UP):
-            step()
-        return types.SimpleNamespace(replay=torch.enable_grad()(step))
 
     def machines(recipe, place, size):
         if not chosen["fast"]:
@@ -39,8 +29,7 @@ def fast(monkeypatch):
         return found
 
     chosen = {"fast": True}
-    monkeypatch.setattr(Captured, "recorded", recorded)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    play_on_a_cpu(monkeypatch)
     monkeypatch.setattr(rounds, "machines_for", machines)
     speed.REUSABLE.clear()
     yield lambda on: chosen.update(fast=on)

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import gc
-import types
 import weakref
 
 import pytest
 import torch
+from recorded import play_on_a_cpu
 from torch._dynamo.utils import counters
 from toy import ToyImages, ToyUnet
 
@@ -21,7 +21,6 @@ from effuse.core.spec import spec
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.fast.graph import captured
 from effuse.fast.graph.captured import Captured
-from effuse.fast.graph.recording import WARM_UP
 from effuse.fast.ops.dropout import KeyedNet
 from effuse.machines.eager import Eager
 from effuse.models.unet import Unet
@@ -35,16 +34,8 @@ SHARD = Shard.whole(ToyImages(n=50, side=8).load("train"))
 
 
 @pytest.fixture(autouse=True)
-def rounds_of(monkeypatch):
-    def recorded(self, step, stream):
-        for _ in range(WARM_UP):
-            step()
-        return types.SimpleNamespace(replay=torch.enable_grad()(step))
-
-    import diffusers.models  # noqa: F401 (its import uses torch.cuda.Stream, which is replaced below)
-
-    monkeypatch.setattr(Captured, "recorded", recorded)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+def on_a_cpu(monkeypatch):
+    play_on_a_cpu(monkeypatch)
 
 
 def blended(grads, params, given):
