@@ -1,17 +1,22 @@
 """Private fits whose batches and noise a test chooses."""
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
+from effuse.core.build import with_values
 from effuse.core.data import Shard
 from effuse.core.fit import Private, Work
 from effuse.core.noise import KeyedNoise, Noise
+from effuse.core.privacy import DpSgd
 from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
 from effuse.core.task import Task
 from effuse.core.units import Units, held
 
 CPU = torch.device("cpu")
+ON_DATA = ("local", "warmup")  # keys of solvers that clients run on their own images
 
 
 class Chosen(Noise):
@@ -47,3 +52,13 @@ def private_work(
     private = Private(dp.clip, sigma, units, rate, dp.repeats, held(dp, len(units), rate), noise)
     values = {"lr": solver.lr, "stream": Stream((seed,)), "place": 0, "where": "round 3, client 7, job train"}
     return Work(solver=solver, task=task, shard=shard, private=private, **values | rest)
+
+
+def private(algorithm, **dp):
+    """The same algorithm with private solvers on the clients' images."""
+    changes = {
+        f.name: with_values(value, f.name, privacy=DpSgd(**dp))
+        for f in dataclasses.fields(algorithm)
+        if f.name in ON_DATA and isinstance(value := getattr(algorithm, f.name), Solver)
+    }
+    return with_values(algorithm, "algorithm", **changes)

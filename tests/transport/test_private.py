@@ -1,18 +1,14 @@
 """Every algorithm trains privately to the same bits on every engine, or is refused with its reason."""
 
-import dataclasses
-
 import pytest
+from private_fits import private
 from toy import ALGORITHMS, toy_recipe
 
-from effuse.core.build import with_values
 from effuse.core.errors import EffuseError
-from effuse.core.privacy import Budget, DpSgd
-from effuse.core.solvers import Solver
+from effuse.core.privacy import Budget
 from effuse.runs.driver import run
 
 BUDGET = Budget(epsilon=50.0, delta=1e-3, accountant="rdp")
-ON_DATA = ("local", "warmup")  # keys of solvers that clients run on their own images
 REFUSED = {
     "mofedsam, sgd": "sharpness-aware",
     "mofedsam, adam": "sharpness-aware",
@@ -21,16 +17,6 @@ REFUSED = {
     "scaffold, option I": "without noise",
     "a loss that looks at the average": "without noise",  # it asks for a gradient
 }
-
-
-def private(algorithm, **dp):
-    """The same algorithm with private solvers on the clients' images."""
-    changes = {
-        f.name: with_values(value, f.name, privacy=DpSgd(**dp))
-        for f in dataclasses.fields(algorithm)
-        if f.name in ON_DATA and isinstance(value := getattr(algorithm, f.name), Solver)
-    }
-    return with_values(algorithm, "algorithm", **changes)
 
 
 def private_recipe(algorithm, **changes):
