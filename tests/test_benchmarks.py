@@ -107,3 +107,14 @@ def test_ideas_count_the_products_of_a_step():
     """The CIFAR network: two products in each of 6 attentions and three time layers are 15; with 13 1x1 convolutions, 28."""
     (row,) = measured("ideas.py", "--only", "36M", quick=False)["rows"]
     assert row == {"network": "36M", "products": 80, "kinds": 31, "matrices": 28}
+
+
+@ITSELF
+def test_private_steps_are_compared_with_plain_ones():
+    """80 images in batches of 8, q = 1/10: 8 + 1.4 * 2.7 = 11.8 units are 16 in one part; 94 rows at K = 8 are 12 units."""
+    found = measured("private_step.py", "--device", "cpu")
+    rows = {row["variant"]: row for row in found["rows"]}
+    assert rows.keys() == {"plain", "private, K=1", "private, K=8", "whole, K=8"} and found["goals"] == {"1": 2.5, "8": 1.5}
+    assert [row["physical"] for row in rows.values()] == [8, 16, 12, 16]
+    for row in rows.values():
+        assert row["to_plain"] == row["ms"] / rows["plain"]["ms"] > 0 and row["a_row"] == row["to_plain"] / row["K"]
