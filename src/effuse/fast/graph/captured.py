@@ -22,6 +22,7 @@ from effuse.core.task import Task
 from effuse.fast.graph.private import PrivateSteps
 from effuse.fast.graph.recording import RECORDERS, deterministic, record
 from effuse.fast.graph.sampling import Evaluation, Recorded
+from effuse.fast.graph.static import StaticFit
 from effuse.fast.graph.step import TrainingStep, step_key
 from effuse.fast.layout import channels_last, for_tensor_cores
 from effuse.fast.ops.bf16 import Bf16Weights
@@ -55,7 +56,7 @@ class Captured(Eager):
         # the server may draw from one client's model while the next client trains
         self.stream, self.drawing = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self.captures = 0  # recordings made, for tests
-        self._steps: dict[Any, TrainingStep | PrivateSteps] = {}
+        self._steps: dict[Any, StaticFit] = {}
         self._evaluations: dict[Any, Evaluation] = {}
 
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
@@ -64,7 +65,7 @@ class Captured(Eager):
         frozen = tuple(k for k, p in net.params.items() if not p.requires_grad)
         key = step_key(net.arch, work, frozen)
         if key not in self._steps:
-            kind = TrainingStep if work.private is None else PrivateSteps
+            kind: type[TrainingStep | PrivateSteps] = TrainingStep if work.private is None else PrivateSteps
             self._steps[key] = self.recorder.submit(kind, self, net.arch, work, frozen).result()
             self.captures += 1
         step = self._steps[key]

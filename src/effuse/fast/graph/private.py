@@ -45,7 +45,6 @@ class PrivateSteps(StaticFit):
 
     @torch.no_grad()
     def run(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
-        """Replay a whole fit: copy the weights in, make the steps, copy the weights out."""
         self.begin(net, work)
         torch._foreach_zero_(self.summed)  # an interrupted fit leaves the sum of its last parts
         generator = work.stream.child("draw").torch(self.machine.device)

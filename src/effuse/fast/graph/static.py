@@ -1,6 +1,7 @@
 """The static buffers of a recorded fit: weights, data and randomness are copied in before each replay."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from effuse.core.data import Shard
-from effuse.core.fit import Work, kept_state
+from effuse.core.fit import Fit, Work, kept_state
 from effuse.core.model import Model, Net, fill
 from effuse.core.params import Params
 from effuse.core.rng import Stream
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from effuse.fast.graph.captured import Captured
 
 
-class StaticFit:
+class StaticFit(ABC):
     """A network, its optimiser and one batch at fixed addresses, to which a recording refers."""
 
     plain: ClassVar[bool] = False  # whether networks keep torch's own operations
@@ -57,6 +58,10 @@ class StaticFit:
         self.format = dataclasses.replace(
             data, images=data.images[:0].clone(), labels=data.labels[:0].clone(), groups=None, domains=None
         )
+
+    @abstractmethod
+    def run(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
+        """Replay a whole fit: copy the weights in, make the steps, copy the weights out."""
 
     def step(self, work: Work, around: Callable[[], AbstractContextManager[object]]) -> Step:
         """The training step over these buffers."""

@@ -55,7 +55,6 @@ class TrainingStep(StaticFit):
 
     @torch.no_grad()
     def run(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
-        """Replay a whole fit: copy the weights in, make the steps, copy the weights out."""
         self.begin(net, work)
         if self.seed is not None:
             self.seed.fill_(work.stream.child("dropout").seed)
@@ -122,5 +121,5 @@ def _layout(value: Any) -> Any:
 
 def kind_of(solver: Solver) -> Solver:
     """A solver with fixed values for everything that may differ between fits."""
-    fixed = {"lr": 1.0, "epochs": None, "steps": 1, "schedule": type(solver).schedule, "state": "fresh", "privacy": None}
-    return dataclasses.replace(solver, **fixed)
+    whole = dataclasses.replace(solver, lr=1.0, epochs=None, steps=1, schedule=type(solver).schedule, state="fresh")
+    return dataclasses.replace(whole, ragged="keep", privacy=None)
