@@ -19,7 +19,7 @@ DECLARED = {
     Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec"},
     Hierarchical: {"fedphd"},
     Discloses: {"fedphd"},
-    Draws: {"aux_only", "fedddpm", "fedddpm_plus", "localaug"},
+    Draws: {"aux_only", "dense", "fedddpm", "fedddpm_plus", "localaug"},
     Averages: {"centralised"},
     StopsEarly: {"fedddpm_plus"},
     Companions: {"moon"},
