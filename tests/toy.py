@@ -10,6 +10,7 @@ from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.dense import Dense
 from effuse.algorithms.ensemble import OneShotEnsemble
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.fedphd import FedPhD
@@ -33,10 +34,12 @@ from effuse.core.spec import spec
 from effuse.core.task import Batch, Given
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
+from effuse.diffusion.decode import Decode
 from effuse.diffusion.samplers import Ddim
 from effuse.metrics.accuracy import Accuracy
 from effuse.metrics.encoders import Pixels
 from effuse.models.cut import Cut, narrowed
+from effuse.models.cvae import Cvae
 from effuse.models.dense import DenseGenerator
 from effuse.models.resnet import Cnn
 from effuse.models.saved import write_plain
@@ -355,6 +358,13 @@ INVERSION = {
     "synthesis": Adam(lr=1e-2, batch=8, steps=3, betas=(0.5, 0.999)),
     "inversion": Invert(padding=1),
 }
+AUTOENCODER = Cvae(widths=(4,), z=3, groups=2)
+CVAES = {
+    "warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5),
+    "generators": (AUTOENCODER,),
+    "sampler": Decode(batch=4),
+    "group": 2,
+}
 # never satisfied, so that a run is as long as its rehearsal
 TEST = QuickTest(every=1, size=4, encoder=Pixels(side=2), threshold=1e-9)
 # every algorithm of the project, and the toy algorithms above
@@ -396,6 +406,14 @@ ALGORITHMS = {
     "dense": Dense(**INVERSION, local=ADAM, central=KEPT),
     "dense, different networks": Dense(
         **INVERSION, local=ADAM, central=ADAM, networks=(ToyScores(), Cnn(widths=(2,), norm="batch")), adv=0.5, T=4.0
+    ),
+    "fedcvae": FedCVAE(**CVAES, central=KEPT, share=0.5),
+    "fedcvae, distilled, different networks, with noise": FedCVAE(
+        **CVAES | {"generators": (AUTOENCODER, Cvae(widths=(2, 4), z=3, groups=2))},
+        variant="kd",
+        central=ADAM,
+        distillation=ADAM,
+        histogram=Laplace(epsilon=1.0),
     ),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),

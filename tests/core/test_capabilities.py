@@ -18,8 +18,8 @@ from effuse.transport.simulator import on_disk
 DECLARED = {
     Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec"},
     Hierarchical: {"fedphd"},
-    Discloses: {"fedphd"},
-    Draws: {"aux_only", "dense", "fedddpm", "fedddpm_plus", "localaug"},
+    Discloses: {"fedcvae", "fedphd"},
+    Draws: {"aux_only", "dense", "fedcvae", "fedddpm", "fedddpm_plus", "localaug"},
     Averages: {"centralised"},
     StopsEarly: {"fedddpm_plus"},
     Companions: {"moon"},
