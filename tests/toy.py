@@ -403,7 +403,7 @@ ALGORITHMS = {
     "ensemble, different networks, a majority": OneShotEnsemble(
         local=ADAM, networks=(ToyScores(), SMALL, Cnn(widths=(2,), norm="batch")), vote="majority"
     ),
-    "dense": Dense(**INVERSION, local=ADAM, central=KEPT),
+    "dense": Dense(**INVERSION, local=ADAM, central=Adam(lr=1e-3, batch=8, epochs=1, state="kept")),
     "dense, different networks": Dense(
         **INVERSION, local=ADAM, central=ADAM, networks=(ToyScores(), Cnn(widths=(2,), norm="batch")), adv=0.5, T=4.0
     ),
