@@ -56,6 +56,7 @@ class Cas(Metric):
 
 def _of(subject: Subject, net: Net) -> Subject:
     """The same subject with that network's predictions."""
+
     def predict(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             scores: torch.Tensor = net.eval()(x.to(subject.device))

@@ -140,8 +140,15 @@ def many_rounds(data: Data = "fashion", scale: Size = "paper", epsilon: float = 
     trained = dataclasses.replace(s.server(), epochs=s.central, state="fresh")
     cas = Cas(n=1000 if data == "digits" else 50_000, arch=_classifier(data), solver=trained)
     recipe = _recipe(FedAvg(local=local), data, s, epsilon)
-    changes = {"model": TINY if data == "digits" else NETWORK, "task": Denoise(drop=0.1), "rounds": min(rounds, s.local)}
-    return dataclasses.replace(recipe, **changes, sampler=s.sampler, evaluate=Evaluate(grid=100, metrics=(cas,)), ema=0.9)
+    return dataclasses.replace(
+        recipe,
+        model=TINY if data == "digits" else NETWORK,
+        task=Denoise(drop=0.1),
+        rounds=min(rounds, s.local),
+        sampler=s.sampler,
+        evaluate=Evaluate(grid=100, metrics=(cas,)),
+        ema=0.9,
+    )
 
 
 def _at(data: Data, scale: Size) -> tuple[Data, Setting]:

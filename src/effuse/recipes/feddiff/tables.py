@@ -168,7 +168,7 @@ def figure7(seeds: tuple[int, ...] = (0, 1, 2), epsilon: float = 10.0) -> Table:
             "random": f"algorithm.filter=at_random(gamma={gamma})",
         }
         for name, rule in rules.items():
-            labels = {"gamma": f"{gamma:g}"}
+            labels: dict[str, str | int] = {"gamma": f"{gamma:g}"}
             cells.append(_private_cell("feddiff", data, epsilon, seed, None, rule, name=name, labels=labels))
     return _table("Figure 7: by share removed", cells)
 
