@@ -62,8 +62,7 @@ class FedCVAE(OneShotGenerators, name="fedcvae"):
     A round is one pass of `central` over these images, so the recipe's rounds are the server's epochs.
     """
 
-    # ens: the images come from every client's decoder; kd: from one decoder that has learnt from all of them
-    variant: Literal["ens", "kd"] = "ens"
+    variant: Literal["ens", "kd"] = "ens"  # images from every client's decoder, or from one that has learnt from them all
     generators: tuple[Cvae, ...] = (Cvae(),)  # client k trains the k-th of them, in turn
     task: Reconstruct = Reconstruct()  # of the generators
     sampler: Decode = Decode()

@@ -22,8 +22,7 @@ class Ensemble(Arch, name="ensemble_of"):
     """Classifiers that answer together. Their architectures may differ."""
 
     members: tuple[Arch, ...]
-    # logits: their mean; majority: votes for the highest logit, where a tie goes to the mean of the logits
-    vote: Vote = "logits"
+    vote: Vote = "logits"  # the mean of the logits; or the majority, where a tie goes to the mean of the logits
 
     def __post_init__(self) -> None:
         if not self.members:
