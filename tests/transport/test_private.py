@@ -15,6 +15,9 @@ REFUSED = {
     "fedphd, pruned in the middle": "exact counts",
     "fedphd, never pruned, an edge fails": "exact counts",
     "scaffold, option I": "without noise",
+    "fedcvae": "exact counts",
+    "ensemble, different networks, a majority": "layer 'stages.1' normalises over the images",
+    "dense, different networks": "layer 'stages.1' normalises over the images",
     "a loss that looks at the average": "without noise",  # it asks for a gradient
 }
 

@@ -129,7 +129,7 @@ class Run:
         last = algorithm.deliver(server)
         for done in rounds_of(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
-            if model.arch != last.arch:  # the network was pruned: free the memory of the wider one
+            if model.arch != last.arch and model.arch.whole() == last.arch.whole():  # pruned: free the wider one's memory
                 for machine in self.machines:
                     machine.forget(last.arch)
             with span("aggregate"):

@@ -55,7 +55,8 @@ def private_digits(method: Method = "paper", epsilon: float = 10.0) -> Recipe:
     warmup = AdamW(
         lr=2e-3,
         batch=1000 if large else 64,
-        **({"steps": 60} if large else {"epochs": 90}),
+        steps=60 if large else None,
+        epochs=None if large else 90,
         ema=0.95 if large and all_of else 0.99 if all_of or method == "ema" else None,
         privacy=DpSgd(repeats=4 if all_of or method == "repeats" else 1),
     )

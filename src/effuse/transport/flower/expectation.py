@@ -122,13 +122,13 @@ class Expectation:
         self.report = report
         self._machine = Hollow()
         self._last: tuple[Any, Expected] | None = None  # a message and what it is answered with
-        self._state: dict[str, Any] = {}  # a client's state after all jobs so far
+        self._states: list[dict[str, Any]] = []  # what a client's state may be; several where clients' networks differ
         self._partial = False  # clients may have more state than that
         self._reported: set[str] = set()  # names of jobs
 
     def of(self, job: Job, message: Any, resumed: bool = False) -> Expected:
         """The answer to a message, found once for a broadcast; `resumed`: clients have state from before."""
-        self._partial |= resumed and not self._state
+        self._partial |= resumed and not self._states
         if self._last is None or self._last[0] is not message:
             self._last = message, self._derived(job, message)
         return self._last[1]
@@ -142,16 +142,16 @@ class Expectation:
         reason: Exception | None = None
         for sent in messages:
             forms: list[Form] = []
-            most, states = 0, self._state
+            most, states, tried = 0, self._states, [{}, *self._states]
             # what a reply holds may depend on the state of a client and on how many images it has
             for images in (1, MANY):
-                for known in [{}, self._state] if self._state else [{}]:
+                for known in tried:
                     client = self._client(images)
                     client.state = state = TrackedState(known)
                     try:
                         reply = getattr(self.recipe.algorithm, job.name)(client, **fields_of(sent))
-                    except Exception as error:  # it counts only if the job fails with the known state, too
-                        if forms or (known is not self._state and self._state):
+                    except Exception as error:  # it counts only if the job fails with every known state
+                        if forms or known is not tried[-1]:
                             continue
                         if not (_about_shapes(error) or self._about_state(error, state) or isinstance(error, EffuseError)):
                             where = f"in job '{job.name}' of {self.recipe.algorithm.name}"
@@ -159,12 +159,12 @@ class Expectation:
                             raise
                         reason = error
                         continue
-                    states = states | state
+                    states = _with_state(states, {**known, **state})
                     form = Form.of(reply)
                     forms += [] if form in forms else [form]
                     most = max(most, sum(item.nbytes for item in each_params(reply)))
             if forms:
-                self._state = states
+                self._states = states
                 return Expected(forms, most + OVERHEAD)
         self._partial = True  # the state after this job is unknown
         if job.name not in self._reported:
@@ -189,6 +189,18 @@ class Expectation:
         client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, Shard.whole(data))
         client.begin(Stream(("expectation",)), 0)
         return client
+
+
+def _with_state(states: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """The states that a client may have, with one more; a state that another one only adds to is left out."""
+    if any(_adds_to(state, new) for state in states):
+        return states
+    return [*(state for state in states if not _adds_to(new, state)), new]
+
+
+def _adds_to(more: dict[str, Any], less: dict[str, Any]) -> bool:
+    """Whether a state has all values of another, with networks and tensors of the same shapes."""
+    return all(k in more and Form.of(more[k]) == Form.of(v) for k, v in less.items())
 
 
 def _about_shapes(error: Exception) -> bool:
