@@ -25,6 +25,7 @@ from effuse.machines.eager import Step
 from effuse.machines.private import PrivateStep, WrittenOutAttention, attention, by_unit, clipped_sum
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.reconstruct import Reconstruct
 
 FOUR = images(255, 255, 204, 0)  # x = 1, 1, 0.6 and -1
 
@@ -167,8 +168,11 @@ SMALL = {
     "convnext_unet": ("convnext_unet(dim=8)", Denoise(distance="huber")),
     "resnet": ("resnet(widths=[8, 16], blocks=[2, 1], groups=4)", Classify()),
     "cnn": ("cnn(widths=[8, 16], groups=4, projection=8)", Classify()),
+    "ensemble_of": ("ensemble_of(members=[cnn(widths=[8], groups=4), cnn(widths=[4], groups=2)])", Classify()),
+    "cvae": ("cvae(widths=[8, 16], z=3, groups=2)", Reconstruct()),
 }
-ELSEWHERE = {"from_pretrained"}  # reads one of the above from a folder
+# the first reads one of the above from a folder; the second draws images at the server and sees none
+ELSEWHERE = {"from_pretrained", "dense_generator"}
 
 
 def test_every_network_is_tried():
