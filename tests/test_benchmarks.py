@@ -116,7 +116,7 @@ def test_ideas_count_the_products_of_a_step():
 def test_filters_see_the_same_images(tmp_path):
     """Of 1,442 images 1 % is 14. A run of one epoch: accuracies mean nothing, the numbers of images do."""
     settings = ["algorithm.filter=fmf(gamma=0.0)", "rounds=1", "clients=2", "partition=iid()"]
-    recipe = find_recipe('feddiff.feddiff(scale="smoke")')[1].changed(settings)
+    recipe = find_recipe('feddiff(scale="smoke")')[1].changed(settings)
     run(recipe, tmp_path / "run")
     rows = {row["rule"]: row["images"] for row in measured("filters.py", str(tmp_path / "run"))["rows"]}
     assert rows["everything"] == 1442 and rows["fmf 0.01"] == rows["random 0.01"] == 1428 and 0 < rows["oracle"] < 1442
