@@ -28,7 +28,7 @@ from effuse.core.noise import KeyedNoise
 from effuse.core.privacy import DpSgd
 from effuse.core.rng import Stream
 from effuse.core.solvers import AdamW
-from effuse.core.units import Units, held
+from effuse.core.units import PrivacyUnits, held
 from effuse.fast.graph.captured import KERNELS, Captured
 from effuse.machines.eager import Eager
 from effuse.models.unet import DigitsUnet, Unet
@@ -58,7 +58,7 @@ def fits(machine: Eager, arch: Arch, batch: int, steps: int, dp: DpSgd | None, n
         private = None
         if dp is not None:
             noise = KeyedNoise(stream, machine.device)
-            private = Private(dp.clip, 1.0, Units(n), solver.rate_on(n), dp.repeats, physical, noise)
+            private = Private(dp.clip, 1.0, PrivacyUnits(n), solver.rate_on(n), dp.repeats, physical, noise)
         work = Work(
             solver=solver, task=Denoise(), shard=shard, lr=1e-4, stream=stream, place=0, where="here", private=private
         )

@@ -13,7 +13,7 @@ from effuse.core.privacy import DpSgd
 from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
 from effuse.core.task import Task
-from effuse.core.units import Units, held
+from effuse.core.units import PrivacyUnits, held
 
 CPU = torch.device("cpu")
 ON_DATA = ("local", "warmup")  # keys of solvers that clients run on their own images
@@ -46,7 +46,7 @@ def private_work(
     **rest,
 ) -> Work:
     """A fit of a private solver on one image per unit, or on groups."""
-    dp, units = solver.privacy, Units(len(shard), groups)
+    dp, units = solver.privacy, PrivacyUnits(len(shard), groups)
     rate = solver.rate_on(len(units))
     noise = noise or KeyedNoise(Stream((seed, "noise")), shard.dataset.images.device)
     private = Private(dp.clip, sigma, units, rate, dp.repeats, held(dp, len(units), rate), noise)

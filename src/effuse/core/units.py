@@ -14,14 +14,14 @@ HELD = 160  # rows in memory at a time, unless the recipe says otherwise
 ROUNDED = 16  # rows: clients of similar sizes hold equally many, so that they share a recorded step
 
 
-class Units:
+class PrivacyUnits:
     """The units of a shard, each with the positions of its images."""
 
     def __init__(self, images: int, groups: Sequence[Tensor] | None = None) -> None:
         self.images, self.groups = images, groups
 
     @classmethod
-    def of(cls, shard: Shard, budget: Budget) -> "Units":
+    def of(cls, shard: Shard, budget: Budget) -> "PrivacyUnits":
         if budget.unit == "image":
             return cls(len(shard))
         groups = shard.dataset.groups
