@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from effuse.machines.eager import Eager
 from effuse.privacy.membership import dp_bound, judged
 from effuse.privacy.memorisation import ALPHA, FLAGGED
 from effuse.privacy.one_run import audited, guesses_by_rule
-from effuse.runs.grid import grid_array
+from effuse.runs.grid import MARGIN, grid_array
 from effuse.tools.audit_numbers import Attacked, Canaries, Guessed, Measured, Memorised, Target, measured, pooled
 from effuse.tools.audit_page import page
 
@@ -32,7 +33,7 @@ __all__ = ["Canaries", "Target", "audit_model", "audit_models"]
 
 MEMBERS = 1000
 BINS = 40  # of the histograms
-PAIRS_A_ROW = 5
+PAIRS_A_ROW, GAP = 5, 16  # of the picture of pairs, and the pixels between these
 DELTA = 1e-5  # of the bound from one training, where no budget gives another
 
 
@@ -203,6 +204,9 @@ def _png(pairs: Tensor) -> bytes:
     """Each image beside its nearest training image, as a picture."""
     from PIL import Image
 
-    buffer, shown = io.BytesIO(), Images(pairs.flatten(0, 1) / 127.5 - 1.0)
-    Image.fromarray(grid_array(shown, columns=2 * PAIRS_A_ROW)).save(buffer, "PNG")
+    buffer = io.BytesIO()
+    grid = grid_array(Images(pairs.flatten(0, 1) / 127.5 - 1.0), columns=2 * PAIRS_A_ROW)
+    columns = np.split(grid[:, :-MARGIN], PAIRS_A_ROW, axis=1)
+    apart = [np.pad(column, ((0, 0), (0, GAP), (0, 0)), constant_values=255) for column in columns]
+    Image.fromarray(np.concatenate(apart, axis=1)).save(buffer, "PNG")
     return buffer.getvalue()

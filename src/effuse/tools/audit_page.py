@@ -160,6 +160,8 @@ def membership(found: Mapping[str, Any]) -> str:
     )
     bound = found["bound"]
     allowed = "no bound: nothing was promised" if bound is None else f"at most {bound:.2%}"
+    if bound == 1:
+        allowed = "all of them, so that no attack can contradict it"
     if found["above"]:
         allowed += f". Above it by more than chance: {', '.join(found['above'])}; look into the noise and its accounting"
     return "\n".join(
