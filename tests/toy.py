@@ -138,7 +138,7 @@ class Diary:
 class ToyStateful(FedAvg):
     """Clients store an average of their own models and count their visits. Applying a job twice changes both."""
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         diary = client.state.get("diary", Diary(0, ()))
         past = client.state.get("past", model.params)
@@ -169,11 +169,11 @@ class ToyAsksTwice(Algorithm):
         messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in sizes}  # the clients that answered
         return Server(fed.mean(self.train, messages).value.model)
 
-    @on_client
+    @on_client(covered=True)
     def count(self, client: Client) -> Size:
         return Size(float(client.size))
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model, share: float) -> Update:
         net = client.load(model)
         fit = client.fit(net, self.local, client.data)
@@ -238,7 +238,7 @@ class ToyTwoTasks(Algorithm):
         u = fed.mean(self.train, fed.clients, model=server.model, scores=server.scores)
         return Both(u.value.model, scores=u.value.scores)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model, scores: Model) -> Pair:
         classifier = client.load(scores)
         client.fit(classifier, self.local, client.data, task=Classify())
@@ -266,7 +266,7 @@ class ToyAveraging(Algorithm):
     def round(self, server: Server, fed: Federation) -> Server:
         return Server(fed.mean(self.train, fed.clients, model=server.model).value.model)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         net = client.load(model)
         fit = client.fit(net, self.local, client.data, loss=held_to_average, average=client.state.get("average"))
@@ -305,7 +305,7 @@ class ToyGuided(FedAvg):
         assert set(u.heard) <= fed.has("guide")
         return Pulled(u.value.model, u.value.known)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model, guide: Params | None) -> Towards:
         if guide is not None:
             assert "guide" not in client.state, "it is sent until it is received, and not again"
@@ -321,7 +321,7 @@ class ToyScribbler(FedAvg):
 
     how: str = "in place"
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         tensor = model.params.tensors[0]
         if self.how == "in place":

@@ -58,7 +58,7 @@ class ClassMeans(Draws, name="class_means"):
         fed.report_loss(fit.loss, fit.images)
         return dataclasses.replace(server, model=bench.unload(net))
 
-    @on_client
+    @on_client(covered=True)
     def tell(self, client: Client) -> Means:
         return Means(*class_means(client, self.noise))
 

@@ -88,7 +88,7 @@ class FedCVAE(OneShotGenerators, name="fedcvae"):
             return dataclasses.replace(server, auxiliary=self.distilled(server, fed), decoders={}, phase=FEDERATE)
         return dataclasses.replace(server, model=self.trained(server, fed))
 
-    @on_client
+    @on_client(covered=True)
     def upload(self, client: Client) -> Upload:
         sent = super().upload(client)
         return dataclasses.replace(sent, model=decoder_of(sent.model))

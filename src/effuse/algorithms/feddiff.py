@@ -64,7 +64,7 @@ class FedDiff(OneShotGenerators, name="feddiff"):
             self.central_images.train(net, client, self.task)
         return net
 
-    @on_client
+    @on_client(covered=True)
     def upload(self, client: Client) -> FedDiffUpload:
         sent = super().upload(client)
         return FedDiffUpload(sent.model, sent.size, sent.histogram, self.filter.described(client))

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from effuse.cli import app
 from effuse.cli.options import Clients, Json, RecipeName, Rounds, Seed, Settings, chosen
-from effuse.cli.progress import amount, console
+from effuse.cli.progress import amount, console, promise
 from effuse.core.errors import MissingError
 from effuse.tools.check import check as rehearse
 
@@ -39,14 +39,6 @@ def check(
         print(json.dumps(report))
     else:
         show(report)
-
-
-def promise(plan: dict[str, Any]) -> str:
-    """A privacy plan in one sentence."""
-    return (
-        f"epsilon {plan['epsilon']:.4g} of {plan['budget']:g} at delta {plan['delta']:g} for each {plan['unit']}, which is "
-        f"replaced by nothing ({plan['accountant']}); not covered: {plan['not_covered']}"
-    )
 
 
 def show(report: dict[str, Any]) -> None:

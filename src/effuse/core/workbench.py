@@ -20,7 +20,7 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import SGD, Solver
 from effuse.core.spans import span
 from effuse.core.task import Direction, Feature, Given, Loss, Task
-from effuse.core.units import Units
+from effuse.core.units import PrivacyUnits
 
 SERVER = -1  # the server's id in addresses of random streams
 RESERVED = ("average",)  # names in `given` that the fit fills in
@@ -288,4 +288,4 @@ class Client(Workbench):
         """A weight for each image; those of a protected unit sum to one."""
         if self.protection is None:
             return torch.ones(self.size)
-        return Units.of(self.data, self.protection.budget).weights
+        return PrivacyUnits.of(self.data, self.protection.budget).weights

@@ -168,7 +168,7 @@ class Run:
             with span("evaluate"):
                 self._evaluate(server, federated, over=True)
         with span("checkpoint"):
-            return self._finish(server, federated)
+            return self._finish(server, t, federated)
 
     def _start(self) -> tuple[Server, int, int]:
         fed, recipe = self.fed, self.recipe
@@ -260,7 +260,7 @@ class Run:
         self.bench_state.prune({workbench})
         fed.durable = dict(fed.snapshots)
 
-    def _finish(self, server: Server, federated: int) -> Result:
+    def _finish(self, server: Server, t: int, federated: int) -> Result:
         self.observer.phase("saving")
         algorithm = self.recipe.algorithm
         model = algorithm.deliver(server)
@@ -288,7 +288,7 @@ class Run:
             parameters=model.params.numel,
             figures=figures(model, algorithm, ledger["costs"]),
             images=images,
-            privacy=self.plan.spent(),
+            privacy=self.plan.spent(t),
             seconds=self.seconds + time.monotonic(),
             round_seconds=seconds,
             pruned=PRUNED if cut else None,

@@ -57,7 +57,7 @@ class Ensembling(Algorithm):
         fed.note(members=len(members))
         return together(members, vote)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, arch: Arch) -> Member:
         if client.size < self.least:
             return Member(None, 0.0, None)

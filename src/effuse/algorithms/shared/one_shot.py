@@ -48,7 +48,7 @@ class OneShotGenerators(Correcting, Discloses):
             raise FederationError(f"no client has {self.least} images to train on; lower algorithm.least")
         return self.corrected(server.model, server, fed, report=True)
 
-    @on_client
+    @on_client(covered=True)
     def warm_up(self, client: Client, arch: Arch) -> WarmUpReport:
         return super().warm_up(client, arch) if client.size >= self.least else WarmUpReport(0.0, None)
 

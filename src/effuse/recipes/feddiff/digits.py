@@ -11,6 +11,7 @@ from effuse.core.data import Partition
 from effuse.core.privacy import Budget, DpSgd
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import AdamW
+from effuse.core.table import Cell, Table
 from effuse.data.dirichlet import LabelSkew
 from effuse.data.partition import Iid
 from effuse.data.sources import Digits
@@ -19,6 +20,7 @@ from effuse.metrics.accuracy import Accuracy
 from effuse.models.resnet import Cnn
 from effuse.models.unet import DigitsUnet, Unet
 from effuse.privacy.histogram import Gaussian
+from effuse.recipes.seeds import refuse_results
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
 
@@ -60,7 +62,7 @@ def private_digits(method: Method = "paper", epsilon: float = 10.0) -> Recipe:
         ema=0.95 if large and all_of else 0.99 if all_of or method == "ema" else None,
         privacy=DpSgd(repeats=4 if all_of or method == "repeats" else 1),
     )
-    means = CentralImages(noise=2.0, solver=AdamW(lr=2e-3, batch=64, steps=300)) if all_of or method == "means" else None
+    means = CentralImages(noise=0.7, solver=AdamW(lr=2e-3, batch=64, steps=300)) if all_of or method == "means" else None
     algorithm = FedDiff(
         warmup=warmup,
         central=CENTRAL,
@@ -71,6 +73,25 @@ def private_digits(method: Method = "paper", epsilon: float = 10.0) -> Recipe:
         central_images=means,
     )
     return _recipe(algorithm, Iid(), Budget(epsilon=epsilon, delta=1e-4))
+
+
+def private_comparison(seeds: tuple[int, ...] = (0, 1, 2, 3, 4), epsilon: float = 10.0) -> Table:
+    """What the budget is best spent on: FedDiff as printed, with additions, each addition alone, and class means alone."""
+    refuse_results("feddiff.private_comparison", seeds)
+    main, parts = ("class_means", "additions", "paper"), ("means", "batch", "ema", "repeats")
+    cells = [
+        Cell(
+            labels={"method": method, "seed": seed},
+            recipe=f'feddiff.private_digits("{method}", epsilon={epsilon})',
+            settings=(f"seed={seed}",),
+            metric="accuracy",
+        )
+        for methods in (main, parts)
+        for seed in seeds
+        for method in methods
+    ]
+    title = f"FedDiff on digits at epsilon {epsilon:g}: accuracy on real test digits"
+    return Table(title=title, cells=tuple(cells), repeats="seed", against=("method", "class_means"))
 
 
 def _recipe(algorithm: Algorithm, partition: Partition, budget: Budget | None = None) -> Recipe:
