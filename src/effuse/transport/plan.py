@@ -45,7 +45,8 @@ class Plan:
             made = [release if release.noise is not None else dataclasses.replace(release, noise=sigma) for release in until]
             spent = epsilon_of(made, budget.delta, budget.accountant) if made else 0.0
             name = "server" if client == SERVER else str(client)
-            clients[name] = {"epsilon": spent, "sigma": sigma, "releases": len(made)}
+            what = sorted({release.what for release in made})
+            clients[name] = {"epsilon": spent, "sigma": sigma, "releases": len(made), "what": what}
         return {
             "epsilon": max((c["epsilon"] for c in clients.values()), default=0.0),
             "delta": budget.delta,
