@@ -68,8 +68,12 @@ class Setting:
     def warmup(self, privacy: DpSgd | None = None, **more: Any) -> AdamW:
         return AdamW(lr=self.lr, batch=self.batch, epochs=self.local, privacy=privacy, **more)
 
+    def classifier(self, privacy: DpSgd | None) -> AdamW:
+        # batch statistics are recorded on a GPU where no batch is smaller than the others
+        return dataclasses.replace(self.warmup(privacy), ragged="drop")
+
     def server(self) -> AdamW:
-        return AdamW(lr=self.lr, batch=self.batch, epochs=1, state="kept")
+        return AdamW(lr=self.lr, batch=self.batch, epochs=1, state="kept", ragged="drop")
 
 
 SETTINGS: dict[Size, Setting] = {
@@ -119,20 +123,20 @@ def class_means(data: Data = "fashion", scale: Size = "paper", epsilon: float | 
 def fedavg(data: Data = "fashion", scale: Size = "paper", epsilon: float | None = None) -> Recipe:
     """One-shot FedAvg: clients train classifiers, which are averaged once."""
     data, s = _at(data, scale)
-    return dataclasses.replace(_recipe(FedAvg(local=s.warmup(_private(epsilon))), data, s, epsilon), rounds=1)
+    return dataclasses.replace(_recipe(FedAvg(local=s.classifier(_private(epsilon))), data, s, epsilon), rounds=1)
 
 
 def ensemble(data: Data = "fashion", scale: Size = "paper", epsilon: float | None = None) -> Recipe:
     """The mean of the logits of the clients' classifiers."""
     data, s = _at(data, scale)
-    algorithm = OneShotEnsemble(local=s.warmup(_private(epsilon)))
+    algorithm = OneShotEnsemble(local=s.classifier(_private(epsilon)))
     return dataclasses.replace(_recipe(algorithm, data, s, epsilon), rounds=1)
 
 
 def dense(data: Data = "fashion", scale: Size = "paper", epsilon: float | None = None) -> Recipe:
     """DENSE: the clients' classifiers are distilled into one on images that make them agree."""
     data, s = _at(data, scale)
-    return _recipe(Dense(local=s.warmup(_private(epsilon)), central=s.server()), data, s, epsilon)
+    return _recipe(Dense(local=s.classifier(_private(epsilon)), central=s.server()), data, s, epsilon)
 
 
 def real(data: Data = "fashion", scale: Size = "paper") -> Recipe:
