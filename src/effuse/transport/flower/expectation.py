@@ -15,6 +15,7 @@ from effuse.core.ledger import size_of
 from effuse.core.message import is_message
 from effuse.core.model import Arch, Model
 from effuse.core.params import Params
+from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.spec import text
@@ -122,13 +123,14 @@ class Expectation:
         self.report = report
         self._machine = Hollow()
         self._last: tuple[Any, Expected] | None = None  # a message and what it is answered with
-        self._state: dict[str, Any] = {}  # a client's state after all jobs so far
+        # what clients may have as state after all jobs so far; where their networks differ, there are several forms
+        self._states: list[dict[str, Any]] = []
         self._partial = False  # clients may have more state than that
         self._reported: set[str] = set()  # names of jobs
 
     def of(self, job: Job, message: Any, resumed: bool = False) -> Expected:
         """The answer to a message, found once for a broadcast; `resumed`: clients have state from before."""
-        self._partial |= resumed and not self._state
+        self._partial |= resumed and not self._states
         if self._last is None or self._last[0] is not message:
             self._last = message, self._derived(job, message)
         return self._last[1]
@@ -142,16 +144,16 @@ class Expectation:
         reason: Exception | None = None
         for sent in messages:
             forms: list[Form] = []
-            most, states = 0, self._state
+            most, states, candidates = 0, list(self._states), [{}, *self._states]
             # what a reply holds may depend on the state of a client and on how many images it has
             for images in (1, MANY):
-                for known in [{}, self._state] if self._state else [{}]:
+                for known in candidates:
                     client = self._client(images)
                     client.state = state = TrackedState(known)
                     try:
                         reply = getattr(self.recipe.algorithm, job.name)(client, **fields_of(sent))
-                    except Exception as error:  # it counts only if the job fails with the known state, too
-                        if forms or (known is not self._state and self._state):
+                    except Exception as error:  # it counts only if the job fails with every known state
+                        if forms or known is not candidates[-1]:
                             continue
                         if not (_about_shapes(error) or self._about_state(error, state) or isinstance(error, EffuseError)):
                             where = f"in job '{job.name}' of {self.recipe.algorithm.name}"
@@ -159,12 +161,12 @@ class Expectation:
                             raise
                         reason = error
                         continue
-                    states = states | state
+                    states.append(known | state)
                     form = Form.of(reply)
                     forms += [] if form in forms else [form]
                     most = max(most, sum(item.nbytes for item in each_params(reply)))
             if forms:
-                self._state = states
+                self._states = _distinct(states)
                 return Expected(forms, most + OVERHEAD)
         self._partial = True  # the state after this job is unknown
         if job.name not in self._reported:
@@ -185,10 +187,24 @@ class Expectation:
         side, channels, _ = self.recipe.model.shape
         labels = torch.arange(self.classes).repeat(images)
         pixels = torch.empty((len(labels), channels, side, side), dtype=torch.uint8, device="meta")
-        data = Dataset(pixels, labels, tuple(map(str, range(self.classes))))
-        client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, Shard.whole(data))
+        data = Dataset(pixels, labels, tuple(map(str, range(self.classes))), groups=torch.arange(len(labels)))
+        shard = Shard.whole(self.recipe.protected(data))
+        client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, shard)
+        if self.recipe.budget is not None:
+            client.protection = Protection(self.recipe.budget, None)
         client.begin(Stream(("expectation",)), 0)
         return client
+
+
+def _distinct(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One state of each form; the newest, since scalars in it may count what was done."""
+    forms: list[Any] = []
+    kept: list[dict[str, Any]] = []
+    for state in reversed(states):
+        if state and (form := {key: Form.of(value) for key, value in state.items()}) not in forms:
+            forms.append(form)
+            kept.append(state)
+    return kept[::-1]
 
 
 def _about_shapes(error: Exception) -> bool:
