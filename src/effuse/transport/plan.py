@@ -31,6 +31,14 @@ class Plan:
             found = [release for _, release in planned.get(client, [])]
             self.protections[client] = Protection(budget, solve(found, budget) or None)
 
+    def releases(self, client: int) -> list[Release]:
+        """All releases of a client, with their noise."""
+        return self._made(client, self.planned.get(client, []))
+
+    def _made(self, client: int, found: Planned) -> list[Release]:
+        sigma = self.protections[client].sigma
+        return [r if r.noise is not None else dataclasses.replace(r, noise=sigma) for _, r in found]
+
     def spent(self, rounds: int | None = None) -> dict[str, Any] | None:
         """What the releases of the first rounds, or of all, cost each client; None without a budget."""
         budget = self.recipe.budget
@@ -41,13 +49,13 @@ class Plan:
             if client not in self.protections:
                 continue
             sigma = self.protections[client].sigma
-            until = [release for t, release in found if rounds is None or t < rounds]
-            made = [release if release.noise is not None else dataclasses.replace(release, noise=sigma) for release in until]
+            made = self._made(client, [(t, release) for t, release in found if rounds is None or t < rounds])
             spent = epsilon_of(made, budget.delta, budget.accountant) if made else 0.0
             name = "server" if client == SERVER else str(client)
             clients[name] = {"epsilon": spent, "sigma": sigma, "releases": len(made)}
         return {
-            "epsilon": max((c["epsilon"] for c in clients.values()), default=0.0),
+            # sites plan for themselves, each within the budget
+            "epsilon": max((c["epsilon"] for c in clients.values()), default=budget.epsilon),
             "delta": budget.delta,
             "budget": budget.epsilon,
             "unit": budget.unit,
