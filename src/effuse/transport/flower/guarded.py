@@ -212,17 +212,16 @@ def spending(planned: Plan, client: int, ledger: Ledger | None = None) -> list[s
     if spent is None or budget is None:
         return []
     own = spent["clients"].get(str(client), {"epsilon": 0.0, "sigma": None, "releases": 0})
-    noise = "" if own["sigma"] is None else f", sigma {own['sigma']:.4g}"
+    noise = "" if own["sigma"] is None else f" with sigma {own['sigma']:.4g}"
     lines = [
-        f"this run may cost epsilon {own['epsilon']:.4g} at delta {budget.delta:g} for each {budget.unit}, of which "
-        f"{spent['adjacency']}: {own['releases']} releases{noise}, by {budget.accountant}; the recipe's budget is "
-        f"{budget.epsilon:g}",
-        f"not covered by it: {spent['not_covered']}, and how long a job takes",
+        f"this run may cost epsilon {own['epsilon']:.4g} (delta {budget.delta:g}) for each {budget.unit}: "
+        f"{own['releases']} releases{noise}, by {budget.accountant}",
+        f"promised: {spent['adjacency']}; not covered: {spent['not_covered']}, and how long a job takes",
     ]
     if ledger is not None:
-        cap, (before, delta) = ledger.cap, ledger.spent()
+        (before, delta), after = ledger.spent(), ledger.beside(planned.releases(client))
         lines.append(
-            f"the ledger {ledger.path} has charged epsilon {before:.4g} at delta {delta:g}; with this run that would be "
-            f"{ledger.beside(planned.releases(client)):.4g}, and this site's cap is {cap.epsilon:g}"
+            f"ledger {ledger.path}: epsilon {before:.4g} charged so far, {after:.4g} with this run (delta {delta:g}); "
+            f"this site's cap is {ledger.cap.epsilon:g}"
         )
     return lines
