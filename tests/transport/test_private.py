@@ -3,8 +3,9 @@
 import dataclasses
 
 import pytest
-from toy import ALGORITHMS, toy_recipe
+from toy import ALGORITHMS, ToyLabelled, toy_recipe
 
+from effuse.algorithms.shared.synthesis import Synthesising
 from effuse.core.build import with_values
 from effuse.core.errors import EffuseError
 from effuse.core.privacy import Budget, DpSgd
@@ -50,3 +51,12 @@ def test_loopback_equals_simulator(name, tmp_path):
     assert a.weights_sha256 != plain.weights_sha256
     assert 0 < a.privacy["epsilon"] <= BUDGET.epsilon
     assert a.privacy == b.privacy
+
+
+@pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])
+def test_exact_counts_of_labels_do_not_leave_with_an_upload(name, tmp_path):
+    """A conditional warm-up model is sent with its client's counts."""
+    algorithm = private(ALGORITHMS[name])
+    assert isinstance(algorithm, Synthesising)
+    with pytest.raises(EffuseError, match="exact counts of private images would be sent"):
+        run(toy_recipe(algorithm=algorithm, budget=BUDGET, model=ToyLabelled()), tmp_path / "run")
