@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from effuse.core.algorithm import FEDERATE
-from effuse.core.data import Shard
+from effuse.core.data import Dataset, Shard
 from effuse.core.federation import SETUP_T
 from effuse.core.privacy import Release
 from effuse.core.protection import Protection
@@ -15,6 +17,7 @@ from effuse.privacy.accountant import epsilon_of, solve
 from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
+MANY = 1000  # images of each class at a site that has many
 Planned = list[tuple[int, Release]]  # (round, release), in order
 
 
@@ -69,6 +72,15 @@ class Plan:
 def plan(recipe: Recipe, shards: Sequence[Shard], only: Sequence[int] | None = None) -> Plan:
     """Rehearse a whole run, and solve the noise of each client, or of some."""
     return Plan(recipe, releases(recipe, shards), only)
+
+
+def stand_in(recipe: Recipe, classes: int, images: int) -> Shard:
+    """Data of a site that nobody here has seen: so many images of each class, without values, each a group of its own."""
+    side, channels, _ = recipe.model.shape
+    labels = torch.arange(classes).repeat(images)
+    pixels = torch.empty((len(labels), channels, side, side), dtype=torch.uint8, device="meta")
+    data = Dataset(pixels, labels, tuple(map(str, range(classes))), groups=torch.arange(len(labels)))
+    return Shard.whole(recipe.protected(data))
 
 
 def releases(recipe: Recipe, shards: Sequence[Shard]) -> dict[int, Planned]:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from fake import EVERYONE, TWO_OF_THREE, FakeChannel, log_of, over, run_over
-from private_sites import PRIVATE, Killed, OwnData, invited, ledger_of, message_of, order, private, site_at, spent_by
-from toy import toy_recipe
+from private_sites import BUDGET, PRIVATE, Killed, OwnData, invited, ledger_of, message_of, order, private, site_at, spent_by
+from toy import ALGORITHMS, toy_recipe
 
 from effuse.algorithms.feddiff import FedDiffUpload
+from effuse.core.errors import RecipeError
 from effuse.core.noise import KeyedNoise
 from effuse.core.privacy import Release
 from effuse.core.rng import Stream, stream
@@ -149,3 +150,14 @@ def test_a_server_that_is_resumed_gets_the_replies_that_were_paid(tmp_path, monk
     driver.resume(tmp_path / "run", served=over(channel, EVERYONE))
     assert sum(len(ledger_of(tmp_path / "sites" / str(k)).entries()) for k in range(3)) == 6, "three rounds of two"
     assert max(spent_by(tmp_path / "sites" / str(k)) for k in range(3)) <= 50.0
+
+
+def test_what_no_site_would_train_privately_is_refused_before_anyone_waits(tmp_path):
+    channel = OwnData(tmp_path / "sites", 3)
+    for recipe, why in (
+        (private(ALGORITHMS["fedphd, pruned in the middle"]), "exact counts of private images"),
+        (toy_recipe(budget=BUDGET), "trains on private images without noise"),
+    ):
+        with pytest.raises(RecipeError, match=why):
+            run_over(channel, recipe, tmp_path / "run")
+    assert not channel.opened and not (tmp_path / "run").exists()
