@@ -4,6 +4,7 @@ import os
 
 import pytest
 from private_sites import PRIVATE, Killed, invited, ledger_of, lines, message_of, order, private, site_at, spent_by
+from toy import ADAM, ToyStateful
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.core.errors import FederationError, TrainingError
@@ -109,17 +110,18 @@ def test_a_site_that_is_killed_at_any_moment_is_charged_once(name, tmp_path, mon
 
 def test_the_state_that_a_stored_reply_names_comes_back_with_it(tmp_path):
     """Another message overwrote the snapshot 0_0, and a later order deleted it; the next order starts from the first."""
-    recipe = private(PRIVATE["state"], rounds=4)
+    recipe = private(ToyStateful(local=ADAM), rounds=4)
     site = invited(site_at(tmp_path / "site"), recipe)
     first = site.perform(order(), message_of(recipe))
     state = (tmp_path / "site" / "0_0.state").read_bytes()
     second = site.perform(order(1, base="0_0"), message_of(recipe))
     site.perform(order(), message_of(recipe, "other"))
     assert (tmp_path / "site" / "0_0.state").read_bytes() != state
+    assert site.perform(order(1, base="0_0"), message_of(recipe)) != second, "from another state: another release"
     assert site.perform(order(), message_of(recipe)) == first
     assert (tmp_path / "site" / "0_0.state").read_bytes() == state
     assert site.perform(order(1, base="0_0"), message_of(recipe)) == second
-    assert len(ledger_of(tmp_path).entries()) == 3
+    assert len(ledger_of(tmp_path).entries()) == 4
 
 
 def test_only_the_last_replies_are_kept(tmp_path, monkeypatch):

@@ -104,7 +104,7 @@ def test_a_federation_of_private_sites(name, tmp_path):
     recipe = private(PRIVATE[name])
     first = run_over(OwnData(tmp_path / "sites", 3), recipe, tmp_path / "run")
     spent = [spent_by(tmp_path / "sites" / str(k)) for k in range(3)]
-    assert max(spent) == pytest.approx(50.0, rel=1e-3) and max(spent) <= 50.0 and first.privacy["budget"] == 50.0
+    assert max(spent) == pytest.approx(50.0, rel=1e-3) and max(spent) <= 50.0 and first.privacy["epsilon"] == 50.0
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert all(line["loss"] is None for line in rounds if line["phase"] == "warm-up" or name != "feddiff")
     again = run_over(OwnData(tmp_path / "sites", 3), recipe, tmp_path / "again")
