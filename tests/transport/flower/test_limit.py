@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import os
 import stat
 
 import pytest
 from private_sites import (
     BUDGET,
     PRIVATE,
+    Killed,
     invited,
     ledger_of,
     message_of,
@@ -87,9 +89,19 @@ def test_what_would_not_protect_a_sites_own_images_is_refused_at_enrolment(tmp_p
         Site(tmp_path / "bad", 0, None, Consent(), "cpu", print, Limit(epsilon=1.0))
 
 
-def test_a_secret_is_whole_or_not_there(tmp_path):
+def test_a_secret_is_whole_or_not_there(tmp_path, monkeypatch):
     recipe = private(PRIVATE["fedavg"])
-    site = tmp_path / "site"
+    site, replace = tmp_path / "site", os.replace
+
+    def dying(old, new):
+        if new.name == "secret":
+            raise Killed
+        replace(old, new)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "replace", dying)
+        invited(site_at(site), recipe)
+    assert not (site / "secret").exists()
     invited(site_at(site), recipe)
     assert stat.S_IMODE((site / "secret").stat().st_mode) == 0o600 and len((site / "secret").read_bytes()) == 32
     for part in (b"", b"half"):
