@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from effuse.recipes import find_recipe
+from effuse.runs.driver import run
+
 ROOT = Path(__file__).parent.parent / "benchmarks"
 ITSELF = pytest.mark.slow("runs a benchmark in a process; only changes to the benchmark itself are likely to break it")
 
@@ -107,3 +110,13 @@ def test_ideas_count_the_products_of_a_step():
     """The CIFAR network: two products in each of 6 attentions and three time layers are 15; with 13 1x1 convolutions, 28."""
     (row,) = measured("ideas.py", "--only", "36M", quick=False)["rows"]
     assert row == {"network": "36M", "products": 80, "kinds": 31, "matrices": 28}
+
+
+@ITSELF
+def test_filters_see_the_same_images(tmp_path):
+    """Of 1,442 images 1 % is 14. A run of one epoch: accuracies mean nothing, the numbers of images do."""
+    settings = ["algorithm.filter=fmf(gamma=0.0)", "rounds=1", "clients=2", "partition=iid()"]
+    recipe = find_recipe('feddiff(scale="smoke")')[1].changed(settings)
+    run(recipe, tmp_path / "run")
+    rows = {row["rule"]: row["images"] for row in measured("filters.py", str(tmp_path / "run"))["rows"]}
+    assert rows["everything"] == 1442 and rows["fmf 0.01"] == rows["random 0.01"] == 1428 and 0 < rows["oracle"] < 1442

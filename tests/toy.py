@@ -1,12 +1,17 @@
 """A whole federation that runs in milliseconds, and toy algorithms that use features which few real ones use."""
 
+import dataclasses
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.class_means import ClassMeans
+from effuse.algorithms.dense import Dense
+from effuse.algorithms.ensemble import OneShotEnsemble
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiff import FedDiff
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
@@ -32,13 +37,19 @@ from effuse.core.spec import spec
 from effuse.core.task import Batch, Given
 from effuse.core.workbench import Client
 from effuse.data.partition import Iid
+from effuse.diffusion.decode import Decode
 from effuse.diffusion.samplers import Ddim
+from effuse.metrics.accuracy import Accuracy
 from effuse.metrics.encoders import Pixels
 from effuse.models.cut import Cut, narrowed
+from effuse.models.cvae import Cvae
+from effuse.models.dense import DenseGenerator
+from effuse.models.resnet import Cnn
 from effuse.models.saved import write_plain
 from effuse.privacy.histogram import Gaussian, Laplace
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.invert import Invert
 from effuse.tasks.schedules import Linear
 
 
@@ -127,7 +138,7 @@ class Diary:
 class ToyStateful(FedAvg):
     """Clients store an average of their own models and count their visits. Applying a job twice changes both."""
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         diary = client.state.get("diary", Diary(0, ()))
         past = client.state.get("past", model.params)
@@ -158,11 +169,11 @@ class ToyAsksTwice(Algorithm):
         messages = {k: {"model": server.model, "share": scale * sizes[k]} for k in sizes}  # the clients that answered
         return Server(fed.mean(self.train, messages).value.model)
 
-    @on_client
+    @on_client(covered=True)
     def count(self, client: Client) -> Size:
         return Size(float(client.size))
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model, share: float) -> Update:
         net = client.load(model)
         fit = client.fit(net, self.local, client.data)
@@ -227,7 +238,7 @@ class ToyTwoTasks(Algorithm):
         u = fed.mean(self.train, fed.clients, model=server.model, scores=server.scores)
         return Both(u.value.model, scores=u.value.scores)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model, scores: Model) -> Pair:
         classifier = client.load(scores)
         client.fit(classifier, self.local, client.data, task=Classify())
@@ -255,7 +266,7 @@ class ToyAveraging(Algorithm):
     def round(self, server: Server, fed: Federation) -> Server:
         return Server(fed.mean(self.train, fed.clients, model=server.model).value.model)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         net = client.load(model)
         fit = client.fit(net, self.local, client.data, loss=held_to_average, average=client.state.get("average"))
@@ -294,7 +305,7 @@ class ToyGuided(FedAvg):
         assert set(u.heard) <= fed.has("guide")
         return Pulled(u.value.model, u.value.known)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model, guide: Params | None) -> Towards:
         if guide is not None:
             assert "guide" not in client.state, "it is sent until it is received, and not again"
@@ -310,7 +321,7 @@ class ToyScribbler(FedAvg):
 
     how: str = "in place"
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         tensor = model.params.tensors[0]
         if self.how == "in place":
@@ -341,8 +352,11 @@ class ToyForgetful(FedAvg):
         return Server(next(answers)[1].model)
 
 
+CLASSIFYING = ("ensemble", "dense")  # the algorithms whose networks are classifiers
+
+
 def toy_recipe(**changes) -> Recipe:
-    """Three clients, two rounds, no sample grid."""
+    """Three clients, two rounds, no sample grid. An algorithm of classifiers has one, whatever network is asked for."""
     values = {
         "data": ToyImages(),
         "clients": 3,
@@ -354,12 +368,29 @@ def toy_recipe(**changes) -> Recipe:
         "evaluate": Evaluate(grid=0),
         "threads": 1,
     }
-    return Recipe(**(values | changes))
+    values |= changes
+    if values["algorithm"].name in CLASSIFYING:
+        evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=(Accuracy(),))
+        values |= {"model": SMALL, "task": Classify(), "sampler": None, "evaluate": evaluate}
+    return Recipe(**values)
 
 
+SMALL = Cnn(widths=(4,), groups=2)
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 KEPT = Adam(lr=1e-2, batch=8, steps=2, state="kept")
 SYNTHESIS = {"warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5), "sampler": Ddim(batch=4, steps=2), "group": 2}
+INVERSION = {
+    "generator": DenseGenerator(batch=8, z=4, width=4),
+    "synthesis": Adam(lr=1e-2, batch=8, steps=3, betas=(0.5, 0.999)),
+    "inversion": Invert(padding=1),
+}
+AUTOENCODER = Cvae(widths=(4,), z=3, groups=2)
+CVAES = {
+    "warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5),
+    "generators": (AUTOENCODER,),
+    "sampler": Decode(batch=4),
+    "group": 2,
+}
 # never satisfied, so that a run is as long as its rehearsal
 TEST = QuickTest(every=1, size=4, encoder=Pixels(side=2), threshold=1e-9)
 # every algorithm of the project, and the toy algorithms above
@@ -402,6 +433,23 @@ ALGORITHMS = {
         filter=Fmf(gamma=0.25, scope="client", noise=2.0),
         histogram=Gaussian(epsilon=1.0),
         least=1,
+    ),
+    "class means": ClassMeans(central=KEPT, noise=1.0),
+    "ensemble": OneShotEnsemble(local=ADAM),
+    "ensemble, different networks, a majority": OneShotEnsemble(
+        local=ADAM, networks=(ToyScores(), SMALL, Cnn(widths=(2,), norm="batch")), vote="majority"
+    ),
+    "dense": Dense(**INVERSION, local=ADAM, central=Adam(lr=1e-3, batch=8, epochs=1, state="kept")),
+    "dense, different networks": Dense(
+        **INVERSION, local=ADAM, central=ADAM, networks=(ToyScores(), Cnn(widths=(2,), norm="batch")), adv=0.5, T=4.0
+    ),
+    "fedcvae": FedCVAE(**CVAES, central=KEPT, share=0.5),
+    "fedcvae, distilled, different networks, with noise": FedCVAE(
+        **CVAES | {"generators": (AUTOENCODER, Cvae(widths=(2, 4), z=3, groups=2))},
+        variant="kd",
+        central=ADAM,
+        distillation=ADAM,
+        histogram=Laplace(epsilon=1.0),
     ),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),

@@ -16,7 +16,7 @@ from toy import ALGORITHMS, ToyImages, toy_recipe
 from effuse.algorithms.fedddpm import FedDDPM
 from effuse.algorithms.fedphd import FedPhD, sparsifying
 from effuse.algorithms.moon import contrastive
-from effuse.algorithms.shared.synthesis import Synthesising
+from effuse.core.capabilities import Draws
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.fit import Work
 from effuse.core.params import Params
@@ -151,7 +151,7 @@ def test_every_algorithm_fast_and_eager(name, tmp_path, monkeypatch):
     assert_alike(found["fp32"], eager)
     assert found["bf16"][1] == eager[1]
     # a few images drawn from models of three steps differ more than the models
-    auxiliary = isinstance(ALGORITHMS[name], Synthesising)
+    auxiliary = isinstance(ALGORITHMS[name], Draws)
     assert found["bf16"][0] == pytest.approx(eager[0], rel=0.3 if auxiliary else 0.1)
 
 

@@ -250,7 +250,7 @@ def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, 
 
 
 CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}
-CHECKED |= {"macs_frozen", "figures", "after", "privacy"}
+CHECKED |= {"macs_frozen", "figures", "after", "privacy", "networks", "plan"}
 
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])

@@ -18,8 +18,8 @@ from effuse.transport.simulator import on_disk
 DECLARED = {
     Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec"},
     Hierarchical: {"fedphd"},
-    Discloses: {"feddiff", "fedphd"},
-    Draws: {"aux_only", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
+    Discloses: {"fedcvae", "feddiff", "fedphd"},
+    Draws: {"aux_only", "class_means", "dense", "fedcvae", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
     Averages: {"centralised"},
     StopsEarly: {"fedddpm_plus"},
     Companions: {"moon"},

@@ -7,10 +7,12 @@ import signal
 
 import pytest
 import torch
-from toy import SYNTHESIS, TEST, ToyAveraging, ToyGuided, ToyStateful, ToyTwoTasks, toy_recipe
+from toy import CVAES, INVERSION, SYNTHESIS, TEST, ToyAveraging, ToyGuided, ToyStateful, ToyTwoTasks, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.dense import Dense
 from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
 from effuse.algorithms.feddiffuse import UDec
 from effuse.algorithms.fedphd import FedPhD
@@ -25,6 +27,7 @@ from effuse.core.reducers import Clipped, Median
 from effuse.core.solvers import Adam
 from effuse.diffusion.samplers import Ancestral
 from effuse.machines.eager import Eager
+from effuse.privacy.histogram import Laplace
 from effuse.runs import rounds
 from effuse.runs.driver import resume, run
 from effuse.runs.folder import RunFolder
@@ -52,6 +55,19 @@ RECIPES = {
     ),
     "fedddpm": toy_recipe(algorithm=FedDDPM(**TURNS, local=ADAM, central=ADAM, part=0.5, share=0.5), rounds=2),
     "localaug": toy_recipe(algorithm=LocalAug(**TURNS, local=ADAM, cohort=2), rounds=2),
+    # the clients' networks, then rounds of two fits each: 1-3 | 4-5 | 6-7 | 8-9
+    "dense": toy_recipe(algorithm=Dense(**INVERSION, local=Adam(lr=1e-2, batch=8, epochs=1), central=ADAM), rounds=3),
+    # three warm-ups, the distillation, two rounds: fits 1-3 | 4 | 5 | 6; draws 1-3 in the synthesis, and 4
+    "fedcvae, distilled": toy_recipe(
+        algorithm=FedCVAE(
+            **CVAES,
+            variant="kd",
+            distillation=Adam(lr=1e-2, batch=8, epochs=1),
+            central=ADAM,
+            histogram=Laplace(epsilon=1.0),
+        ),
+        rounds=2,
+    ),
     "two tasks": toy_recipe(algorithm=ToyTwoTasks(local=ADAM, pull=0.5), rounds=3),
     "averaging": toy_recipe(algorithm=ToyAveraging(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5)), rounds=3),
     "sent once": toy_recipe(algorithm=ToyGuided(local=ADAM, cohort=2), rounds=4),
@@ -107,6 +123,14 @@ DEATHS = [
     ("localaug", "renamed", 8),  # a client has its share
     ("localaug", "checkpoint", 7),  # sharing is over
     ("localaug", "fit", 5),
+    ("dense", "fit", 2),
+    ("dense", "fit", 7),  # the second batch of images is drawn, the student has not seen it
+    ("dense", "checkpoint", 3),
+    ("fedcvae, distilled", "drawing", 2),
+    ("fedcvae, distilled", "fit", 4),  # in the distillation
+    ("fedcvae, distilled", "drawing", 4),  # from the distilled decoder
+    ("fedcvae, distilled", "checkpoint", 3),
+    ("fedcvae, distilled", "fit", 6),
     ("two tasks", "fit", 3),  # a client has trained one of its two networks
     ("two tasks", "renamed", 4),
     ("two tasks", "checkpoint", 2),

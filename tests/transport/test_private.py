@@ -3,16 +3,31 @@
 import dataclasses
 
 import pytest
-from toy import ALGORITHMS, ToyLabelled, toy_recipe
+import torch
+from toy import ADAM, ALGORITHMS, ToyImages, ToyLabelled, toy_recipe
 
+from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.shared.synthesis import Synthesising
+from effuse.core.algorithm import on_client
 from effuse.core.build import with_values
-from effuse.core.errors import EffuseError
+from effuse.core.data import Dataset, Shard, Split
+from effuse.core.errors import EffuseError, RecipeError
+from effuse.core.model import Model, Net
 from effuse.core.privacy import Budget, DpSgd
+from effuse.core.protection import Protection
+from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
-from effuse.runs.driver import run
+from effuse.core.spec import spec
+from effuse.core.task import Batch, Given
+from effuse.core.workbench import Client
+from effuse.data.partition import Iid
+from effuse.machines.eager import Eager
+from effuse.runs.driver import begin, resume, run
+from effuse.runs.folder import RunFolder
+from effuse.tasks.denoise import Denoise
+from effuse.transport.plan import releases
 
-BUDGET = Budget(epsilon=50.0, delta=1e-3)
+BUDGET = Budget(epsilon=50.0, delta=1e-3, accountant="rdp")
 ON_DATA = ("local", "warmup")  # keys of solvers that clients run on their own images
 REFUSED = {
     "mofedsam, sgd": "sharpness-aware",
@@ -20,6 +35,9 @@ REFUSED = {
     "fedphd, pruned in the middle": "exact counts",
     "fedphd, never pruned, an edge fails": "exact counts",
     "scaffold, option I": "without noise",
+    "fedcvae": "exact counts",
+    "ensemble, different networks, a majority": "layer 'stages.1' normalises over the images",
+    "dense, different networks": "layer 'stages.1' normalises over the images",
     "a loss that looks at the average": "without noise",  # it asks for a gradient
 }
 
@@ -51,6 +69,119 @@ def test_loopback_equals_simulator(name, tmp_path):
     assert a.weights_sha256 != plain.weights_sha256
     assert 0 < a.privacy["epsilon"] <= BUDGET.epsilon
     assert a.privacy == b.privacy
+
+
+@spec
+class Frank(FedAvg):
+    """Adds the brightness of its images to the reply, and says nothing of it."""
+
+    @on_client
+    def train(self, client: Client, model: Model) -> Update:
+        sent = super().train(client, model)
+        return dataclasses.replace(sent, weight=float(client.data.gathered().images.float().mean()))
+
+
+def test_a_job_that_does_not_say_that_its_reply_is_covered_is_refused(tmp_path):
+    with pytest.raises(EffuseError, match="job 'train' of frank does not say that its reply is covered by it"):
+        run(private_recipe(Frank(local=ADAM)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def across(net: Net, batch: Batch, given: Given) -> torch.Tensor:
+    """A loss that pushes the images of a batch apart: no image has a loss of its own."""
+    output = net(*batch.task.inputs(batch)).flatten(1)
+    return batch.task.loss(net, batch) - 0.1 * torch.cdist(output, output).mean()
+
+
+@spec
+class Contrasting(FedAvg):
+    @on_client(covered=True)
+    def train(self, client: Client, model: Model) -> Update:
+        net = client.load(model)
+        fit = client.fit(net, self.local, client.data, loss=across)
+        return Update(client.unload(net), self.weight(client), fit.loss)
+
+
+def test_a_loss_that_compares_images_is_refused(tmp_path):
+    with pytest.raises(EffuseError, match="the loss across compares the images of a batch"):
+        run(private_recipe(Contrasting(local=ADAM)), tmp_path / "run")
+    run(toy_recipe(algorithm=Contrasting(local=ADAM)), tmp_path / "plain")
+
+
+def test_groups_are_protected_as_one(tmp_path):
+    """Twenty patients of two images each, in three clients: units, not images, decide rate and steps."""
+    by_group = private_recipe(FedAvg(local=ADAM), data=ToyPatients(), partition=Iid(by_group=True), rounds=1)
+    grouped = dataclasses.replace(by_group, budget=dataclasses.replace(BUDGET, unit="group"))
+    plans = {}
+    for name, recipe in (("image", by_group), ("group", grouped)):
+        train = recipe.data.load("train")
+        plans[name] = releases(recipe.resolved(train), recipe.shards(train))
+    sizes = [len(s) for s in grouped.shards(grouped.data.load("train"))]
+    assert all(n % 2 == 0 for n in sizes)
+    # batches of 8: ceil(n / 8) steps for n images, ceil(n / 2 / 8) for n / 2 patients
+    assert [plans["image"][k][0][1].steps for k in range(3)] == [-(-n // 8) for n in sizes]
+    assert [plans["group"][k][0][1].steps for k in range(3)] == [-(-(n // 2) // 8) for n in sizes]
+    a, b = (run(recipe, tmp_path / name) for name, recipe in (("image", by_group), ("group", grouped)))
+    assert a.weights_sha256 != b.weights_sha256 and b.privacy["unit"] == "group"
+    with pytest.raises(RecipeError, match="the data has no groups"):
+        run(dataclasses.replace(grouped, data=ToyImages(), partition=Iid()), tmp_path / "none")
+
+
+@spec
+class ToyPatients(ToyImages):
+    """The toy images, two of each patient."""
+
+    def load(self, split: Split) -> Dataset:
+        data = super().load(split)
+        return dataclasses.replace(data, groups=torch.arange(len(data)) // 2)
+
+
+def test_two_messages_never_share_their_noise():
+    """The same order with another message: other Poisson batches and other noise."""
+    data = dataclasses.replace(ToyImages().load("train"), private=True)
+    drawn = []
+    for digest in ("a", "b", "a"):
+        client = Client(Eager(torch.device("cpu")), Denoise(), 1, 0, Shard.whole(data))
+        client.begin(Stream((0, 0, "train")), 0)
+        client.protection, client.message = Protection(BUDGET, 1.0), digest
+        drawn.append(client.noised(torch.zeros(8), sensitivity=1.0, noise=None, what="nothing"))
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+
+
+def test_a_budget_needs_private_solvers_and_they_need_a_budget(tmp_path):
+    with pytest.raises(RecipeError, match="solver adam trains on private images without noise"):
+        run(toy_recipe(algorithm=FedAvg(local=ADAM), budget=BUDGET), tmp_path / "a")
+    with pytest.raises(RecipeError, match="the recipe has no budget"):
+        run(toy_recipe(algorithm=private(FedAvg(local=ADAM))), tmp_path / "b")
+
+
+def test_no_loss_of_a_private_client_is_recorded(tmp_path):
+    run(private_recipe(FedAvg(local=ADAM)), tmp_path / "run")
+    assert [r.loss for r in RunFolder(tmp_path / "run").records()] == [None, None]
+
+
+def test_a_killed_private_run_resumes_to_the_same_bits(tmp_path):
+    recipe = private_recipe(FedAvg(local=ADAM), rounds=3)
+    whole = run(recipe, tmp_path / "whole")
+    begun = begin(recipe, tmp_path / "cut")
+
+    class Stop(Exception):
+        pass
+
+    def stop(record):
+        if record.t == 1:
+            raise Stop
+
+    begun.observer.closed = stop
+    with pytest.raises(Stop):
+        begun.complete()
+    assert resume(tmp_path / "cut").weights_sha256 == whole.weights_sha256
+
+
+def test_worker_processes_give_the_same_bits(tmp_path):
+    recipe = private_recipe(FedAvg(local=ADAM))
+    one, two = (run(recipe, tmp_path / str(n), workers=n) for n in (1, 2))
+    assert one.weights_sha256 == two.weights_sha256 and one.privacy == two.privacy
 
 
 @pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])

@@ -43,7 +43,7 @@ class FedAvg(Algorithm, name="fedavg"):
         S = fed.sample(self.cohort)
         return Server(fed.mean(self.train, S, by=self.aggregate, model=server.model).value.model)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         net = client.load(model)
         fit = client.fit(net, self.local, client.data)

@@ -62,7 +62,7 @@ class Full(FedAvg, name="feddiffuse_full"):
         """The parts that each client of the cohort reports in this round."""
         return dict.fromkeys(cohort, self.shared)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, theta: Model, report: tuple[str, ...]) -> PartsUpdate:
         net = client.load(self.own(client, theta))
         # all parts are trained, whichever are reported

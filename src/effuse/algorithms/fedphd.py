@@ -227,14 +227,14 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
             return server.model
         return mean((fed.carry("up", e, theta_e), w[e]) for e, theta_e in models.items())
 
-    @on_client
+    @on_client(covered=True)
     def enrol(self, client: Client) -> Histogram:
         # a stream of the client's, not of the round: a repeated answer discloses the same noise and costs no more epsilon
         counts = self.histogram.of(client, client.lasting("histogram"))
         client.state["told"] = ReportedHistogram(tuple(counts))
         return Histogram(torch.tensor(counts))
 
-    @on_client
+    @on_client(covered=True)
     def choose(self, client: Client, q: Tensor, scale: float) -> EdgeChoice:
         late = None if "told" in client.state else self.enrol(client)
         edges, own = q.cpu().numpy().astype(np.float64), np.array(client.state["told"].counts)
@@ -246,7 +246,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         others = sorted((e for e in range(len(edges)) if e != first), key=lambda e: (-P[e], tie[e]))
         return EdgeChoice((first, *others), late)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, theta: Model, sparse: bool) -> FedPhDUpdate:
         net = client.load(theta)
         regulariser: dict[str, Any] = {}

@@ -21,7 +21,7 @@ class FedProx(FedAvg, name="fedprox"):
 
     mu: NonNegativeFloat = 0.01
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         net = client.load(model)
         fit = client.fit(net, self.local, client.data, direction=proximal, given={"x": model.params, "mu": self.mu})

@@ -49,11 +49,11 @@ class LocalAug(Synthesising, FedAvg, name="localaug"):
         parts = zip(fed.clients, order.tensor_split(len(fed.clients)))
         return {k: {"share": Share(A.pixels[some], None if labels is None else labels[some])} for k, some in parts}
 
-    @on_client
+    @on_client(covered=True)
     def keep(self, client: Client, share: Share) -> None:
         client.state[SHARE] = share
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model, share: Share | None) -> Update:
         if share is not None:
             client.state[SHARE] = share

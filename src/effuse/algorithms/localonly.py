@@ -25,7 +25,7 @@ class LocalOnly(Personal):
             pass  # replies hold nothing to aggregate
         return server
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model | None) -> Progress:
         net = client.load(self.own(client, model))
         fit = client.fit(net, self.local, client.data, average=client.state.get("average"))

@@ -70,7 +70,7 @@ class MoFedSAM(FedAvg, name="mofedsam"):
         new = server.delta.lerp(delta.value, self.alpha) if self.averages_gradients else delta.value
         return MoFedSAMServer(y.value if self.eta_g == 1.0 else x.lerp(y.value, self.eta_g), delta=new)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, x: Model, delta: Params) -> MoFedSAMUpdate:
         net = client.load(x)
         fit = client.fit(

@@ -58,7 +58,7 @@ class Moon(FedAvg, Companions):
             fed.note(contrast_from_ln2=y.contrast - math.log(2))
         return Server(y.model)
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> MoonUpdate:
         net, prev = client.load(model), client.state.get("prev")
         if prev is None:

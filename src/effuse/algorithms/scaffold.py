@@ -53,7 +53,7 @@ class Scaffold(FedAvg, name="scaffold"):
         step = y if self.eta_g == 1.0 else x.lerp(y, self.eta_g)
         return ScaffoldServer(step, c=c + (len(updates.heard) / len(fed.clients)) * dc)  # those of S who answered
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, x: Model, c: Params) -> ScaffoldUpdate:
         c_i = client.state.get("c_i", c.zeros())
         net = client.load(x)

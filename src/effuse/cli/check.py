@@ -7,7 +7,7 @@ from rich.table import Table
 
 from effuse.cli import app
 from effuse.cli.options import Clients, Json, RecipeName, Rounds, Seed, Settings, chosen
-from effuse.cli.progress import amount, console
+from effuse.cli.progress import amount, console, promise
 from effuse.core.errors import MissingError
 from effuse.tools.check import check as rehearse
 
@@ -64,6 +64,11 @@ def show(report: dict[str, Any]) -> None:
     for what, spent in (report["privacy"] or {}).items():
         budget = f"epsilon {spent['epsilon']:g}, delta {spent['delta']:g} for every client ({spent['mechanism']})"
         table.add_row(f"privacy of the {what}", budget)
+    if (plan := report["plan"]) is not None:
+        table.add_row("privacy of a client", promise(plan))
+        sigmas = [c["sigma"] for c in plan["clients"].values() if c["sigma"]]
+        if sigmas:
+            table.add_row("noise multiplier sigma", f"{min(sigmas):.4g} to {max(sigmas):.4g}, solved for each client's size")
     after = report["after"]["parameters"]
     if after != parts["total"]:
         table.add_row("after pruning", f"{after:,} parameters, {report['after']['macs']:,} multiply-adds an image")

@@ -224,6 +224,8 @@ def show_result(result: Result, folder: Path) -> None:
         table.add_row("images trained", f"{result.images:,}")
     table.add_row("traffic", f"{amount(traffic.up)} up, {amount(traffic.down)} down")
     table.add_row("parameters", f"{result.parameters:,}")
+    if result.privacy is not None:
+        table.add_row("privacy", promise(result.privacy))
     table.add_row("time", duration(result.seconds))
     table.add_row("weights_sha256", result.weights_sha256)
     grids = sorted((folder / "samples").glob("*.png"))
@@ -233,6 +235,14 @@ def show_result(result: Result, folder: Path) -> None:
     if result.pruned:
         table.add_row("note", result.pruned)
     console().print(table)
+
+
+def promise(plan: dict[str, Any]) -> str:
+    """A privacy plan in one sentence."""
+    return (
+        f"epsilon {plan['epsilon']:.4g} of {plan['budget']:g} at delta {plan['delta']:g} for each {plan['unit']}, which is "
+        f"replaced by nothing ({plan['accountant']}); not covered: {plan['not_covered']}"
+    )
 
 
 def show_spread(spread: dict[str, Any], seeds: list[int]) -> None:

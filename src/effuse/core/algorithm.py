@@ -1,11 +1,12 @@
 """An algorithm: hyper-parameters, a server program, and the jobs it sends to clients."""
 
 import dataclasses
+import functools
 import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from effuse.core.errors import FederationError, WireError
 from effuse.core.message import check, is_message, message
@@ -36,6 +37,7 @@ class Job:
     name: str
     arguments: type  # a message made from the signature
     returns: Any
+    covered: bool = False  # whether its reply may be sent under a budget
 
 
 class Trained(NamedTuple):
@@ -46,9 +48,22 @@ class Trained(NamedTuple):
     solver: Solver
 
 
-def on_client(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a method as a job. Only its annotated arguments and its return value cross the wire."""
-    function.__on_client__ = True  # type: ignore[attr-defined]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@typing.overload
+def on_client(function: F) -> F: ...
+@typing.overload
+def on_client(*, covered: bool = False) -> Callable[[F], F]: ...
+def on_client(function: Any = None, *, covered: bool = False) -> Any:
+    """Mark a method as a job. Only its annotated arguments and its return value cross the wire.
+
+    `covered=True` says that the reply holds nothing of the client's images but what private fits, `noised` and disclosures
+    release, and the number of images. Other jobs are refused where the recipe has a budget.
+    """
+    if function is None:
+        return functools.partial(on_client, covered=covered)
+    function.__on_client__, function.__covered__ = True, covered
     return function
 
 
@@ -61,7 +76,8 @@ def _job(cls: type["Algorithm"], function: Callable[..., Any]) -> Job:
         raise WireError(f"job {where}: '{missing[0]}' has no annotation; what crosses the wire must be declared")
     check(hints["return"], f"{where}'s return value")
     made = type(where, (), {"__annotations__": {n: hints[n] for n in names}, "__module__": cls.__module__})
-    return Job(function.__name__, message(name=f"{cls.name}.{function.__name__}")(made), hints["return"])
+    arguments: type = message(name=f"{cls.name}.{function.__name__}")(made)
+    return Job(function.__name__, arguments, hints["return"], getattr(function, "__covered__", False))
 
 
 @spec

@@ -47,7 +47,7 @@ class Personal(Algorithm):
         """The moving average of a client's own model; called only where `averages` is true."""
         raise FederationError(f"{self.name} says that its clients keep averages, and does not say which")
 
-    @on_client
+    @on_client(covered=True)
     def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None, average: bool) -> PersonalSamples:
         own = self.own_average(client, model) if average else self.own(client, model)
         return PersonalSamples(client.generate(own, n, sampler) if sampler and n else None, own.params.digest())

@@ -15,7 +15,7 @@ from effuse.core.params import Params
 from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
 from effuse.core.task import Batch, Direction, Given, Loss, Task
-from effuse.core.units import Units
+from effuse.core.units import PrivacyUnits
 
 
 class Private(NamedTuple):
@@ -23,7 +23,7 @@ class Private(NamedTuple):
 
     clip: float
     sigma: float | None  # noise over clip; None only in a rehearsal, before it is solved
-    units: Units
+    units: PrivacyUnits
     rate: float  # q: the probability that a unit takes part in a step
     repeats: int  # rows of a unit
     physical: int  # units in memory at a time
@@ -90,7 +90,7 @@ def deal(work: Work) -> Iterator[BatchRows]:
 
 
 class UnitRows(NamedTuple):
-    """Units of a private step: `repeats` images of each."""
+    """PrivacyUnits of a private step: `repeats` images of each."""
 
     positions: Tensor  # in the shard, unit after unit; fewer units than fit are padded with the first position
     real: int  # how many units are not padding

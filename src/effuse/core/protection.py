@@ -14,7 +14,7 @@ from effuse.core.noise import KeyedNoise, Noise, Numbers
 from effuse.core.privacy import Budget, Release
 from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
-from effuse.core.units import Units, held
+from effuse.core.units import PrivacyUnits, held
 
 
 class Protection(NamedTuple):
@@ -50,7 +50,7 @@ def protected(
     if uphill is not None:
         raise RecipeError("a sharpness-aware step climbs along a gradient without noise, so it is not private")
     refuse_batch_norm(net)
-    units = Units.of(data, protection.budget)
+    units = PrivacyUnits.of(data, protection.budget)
     rate, sigma = solver.rate_on(len(units)), dp.sigma or protection.sigma
     release = Release("fit", noise=sigma, rate=rate, steps=solver.steps_on(len(units)))
     return Private(dp.clip, sigma, units, rate, dp.repeats, held(dp, len(units), rate), noise()), release

@@ -13,14 +13,14 @@ from effuse.core.privacy import Budget, DpSgd
 HELD = 160  # units whose gradients are in memory at a time, unless the recipe says otherwise
 
 
-class Units:
+class PrivacyUnits:
     """The units of a shard, each with the positions of its images."""
 
     def __init__(self, images: int, groups: Sequence[Tensor] | None = None) -> None:
         self.images, self.groups = images, groups
 
     @classmethod
-    def of(cls, shard: Shard, budget: Budget) -> "Units":
+    def of(cls, shard: Shard, budget: Budget) -> "PrivacyUnits":
         if budget.unit == "image":
             return cls(len(shard))
         groups = shard.dataset.groups

@@ -20,7 +20,7 @@ from effuse.core.sampler import Sampler
 from effuse.core.solvers import SGD, Solver
 from effuse.core.spans import span
 from effuse.core.task import Direction, Feature, Given, Loss, Task
-from effuse.core.units import Units
+from effuse.core.units import PrivacyUnits
 
 SERVER = -1  # the server's id in addresses of random streams
 RESERVED = ("average",)  # names in `given` that the fit fills in
@@ -202,19 +202,21 @@ class Workbench:
         finally:
             self.machine.release(borrower)
 
-    def noised(self, total: Tensor, *, sensitivity: float, noise: float, what: str) -> Tensor:
+    def noised(self, total: Tensor, *, sensitivity: float, noise: float | None, what: str) -> Tensor:
         """A sum over private images with Gaussian noise of standard deviation `noise * sensitivity`.
 
-        `sensitivity` bounds the norm of what one unit adds to the sum. Without a budget the noise may be zero.
+        `sensitivity` bounds the norm of what one unit adds to the sum. None leaves the noise to the budget; without a budget
+        there is none.
         """
         source = self.stream("noised")
-        if not noise:
-            if self.protection is not None:
+        if self.protection is not None:
+            if noise == 0:
                 raise RecipeError(f"{self.where}: {what} would leave the client without noise; set its noise, such as 10")
+            noise = noise or self.protection.sigma
+            self.book(Release(what, noise=noise))
+        if not noise or total.is_meta:
             return total
-        self.book(Release(what, noise=noise))
-        values = self._noise(source).normal(total.numel(), total.device) if not total.is_meta else torch.zeros_like(total)
-        return total + noise * sensitivity * values.view(total.shape)
+        return total + noise * sensitivity * self._noise(source).normal(total.numel(), total.device).view(total.shape)
 
     def book(self, release: Release) -> None:
         """Record that this job releases something of the private data."""
@@ -286,4 +288,4 @@ class Client(Workbench):
         """A weight for each image; those of a protected unit sum to one."""
         if self.protection is None:
             return torch.ones(self.size)
-        return Units.of(self.data, self.protection.budget).weights
+        return PrivacyUnits.of(self.data, self.protection.budget).weights

@@ -95,6 +95,21 @@ class Some(Source):
 
 
 @spec
+class Validation(Source):
+    """A source whose test images are a fixed part of its training images, to choose settings without looking at the test."""
+
+    source: Source
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+    def load(self, split: Split) -> Dataset:
+        whole = self.source.load("train")
+        groups = None if whole.groups is None else whole.groups.cpu().numpy()
+        test = torch.from_numpy(held_out(whole.labels.cpu().numpy(), self.share, groups))
+        kept = whole.rows((test if split == "test" else ~test).nonzero().flatten())
+        return kept if split == "train" else dataclasses.replace(kept, flip=False)
+
+
+@spec
 class Union(Source):
     """Several sources of the same classes and, after transforms, the same shape; each source is a domain."""
 

@@ -129,7 +129,7 @@ class Run:
         last = algorithm.deliver(server)
         for done in rounds_of(recipe, fed, server, t, federated):
             server, model = done.server, algorithm.deliver(done.server)
-            if model.arch != last.arch:  # the network was pruned: free the memory of the wider one
+            if model.arch != last.arch and model.arch.whole() == last.arch.whole():  # pruned: free the wider one's memory
                 for machine in self.machines:
                     machine.forget(last.arch)
             with span("aggregate"):
@@ -168,7 +168,7 @@ class Run:
             with span("evaluate"):
                 self._evaluate(server, federated, over=True)
         with span("checkpoint"):
-            return self._finish(server, federated)
+            return self._finish(server, t, federated)
 
     def _start(self) -> tuple[Server, int, int]:
         fed, recipe = self.fed, self.recipe
@@ -260,7 +260,7 @@ class Run:
         self.bench_state.prune({workbench})
         fed.durable = dict(fed.snapshots)
 
-    def _finish(self, server: Server, federated: int) -> Result:
+    def _finish(self, server: Server, t: int, federated: int) -> Result:
         self.observer.phase("saving")
         algorithm = self.recipe.algorithm
         model = algorithm.deliver(server)
@@ -288,7 +288,7 @@ class Run:
             parameters=model.params.numel,
             figures=figures(model, algorithm, ledger["costs"]),
             images=images,
-            privacy=self.plan.spent(),
+            privacy=self.plan.spent(t),
             seconds=self.seconds + time.monotonic(),
             round_seconds=seconds,
             pruned=PRUNED if cut else None,

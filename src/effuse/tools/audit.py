@@ -10,7 +10,7 @@ from effuse.core.capabilities import Draws, Personal
 from effuse.core.data import Shard
 from effuse.core.errors import RunError
 from effuse.core.metric import Images
-from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.recipe import read_manifest
 from effuse.core.rng import Stream
 from effuse.core.spec import text
 from effuse.runs.save import Loaded, load

@@ -15,6 +15,7 @@ from effuse.fast import cpu_slots
 from effuse.metrics.cost import activation_bytes, costs, figures, macs, parameters
 from effuse.runs.evaluation import shares_of
 from effuse.runs.rounds import FinishedRound, rounds_of
+from effuse.transport.plan import Plan
 from effuse.transport.refusals import hollow_model, refuse
 from effuse.transport.rehearsal import Rehearsal
 from effuse.transport.state import MemorySnapshots, bytes_in
@@ -58,6 +59,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
         "figures": figures(final, algorithm, prices),
         "after": {"parameters": final.params.numel, "macs": macs(final.arch)},
         "privacy": algorithm.spent(server) if isinstance(algorithm, Discloses) else None,
+        "plan": Plan(recipe, fed.released).spent(),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train, fed.held),
         "disk": disk(recipe, final, server_bytes, client_bytes),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from effuse.core.algorithm import Algorithm, fields_of, job_of
+from effuse.core.errors import RecipeError
 from effuse.core.federation import Order
 from effuse.core.message import message
 from effuse.core.privacy import Release
@@ -101,6 +102,11 @@ class Worker:
         client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
         client.protection = self.protections.get(order.client)
         if client.protection is not None:
+            if not job.covered:
+                raise RecipeError(
+                    f"the recipe has a budget, but job '{job.name}' of {self.algorithm.name} does not say that its reply is "
+                    "covered by it; read it, then declare it with @on_client(covered=True)"
+                )
             client.message = message_digest(arguments, job.arguments)
         try:
             guard = WriteGuard(before, f"job '{job.name}' of {self.algorithm.name}", "client.state in place")

@@ -18,14 +18,17 @@ from effuse.core.params import Buffers, Params
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
 from effuse.core.spec import spec
+from effuse.diffusion.decode import Decode
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.fast.graph import captured
 from effuse.fast.graph.captured import Captured
 from effuse.fast.graph.recording import WARM_UP
 from effuse.fast.ops.dropout import KeyedNet
 from effuse.machines.eager import Eager
+from effuse.models.cvae import Cvae
 from effuse.models.unet import Unet
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.reconstruct import Reconstruct
 
 CPU, TASK = torch.device("cpu"), Denoise()
 ARCH = Unet(widths=(8, 16), layers=1, attention=(), middle_attention=False, groups=8).resolved(Shape(8, 1, 2))
@@ -181,6 +184,24 @@ def test_classes_and_guidance_are_drawn_as_eagerly(guidance):
     assert torch.allclose(*drawn, atol=1e-4) and fast.captures == 1
     other = fast.generate(fast.load(model), TASK, 10, sampler, 1 - labels, Stream((5,))).pixels
     assert not torch.allclose(other, drawn[1], atol=1e-3), "the class has an effect"
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_autoencoders_are_trained_and_decoded_as_eagerly():
+    """Four steps and ten images, four at a time: one recording to train, and one to draw from whole and last batches."""
+    arch, task = Cvae(widths=(4, 8), z=3, groups=2).resolved(Shape(8, 1, 2)), Reconstruct()
+    model, labels, found = arch.initial(Stream((0,))), torch.arange(10) % 2, []
+    fast = Captured(CPU, compiled=False)
+    for machine in (Eager(CPU), fast):
+        net = machine.load(model)
+        loss = machine.fit(net, plain_work(SGD(lr=1e-3, batch=16, steps=4), task=task))[0].loss
+        drawn = machine.generate(net, task, 10, Decode(batch=4), labels, Stream((5,))).pixels
+        found.append((loss, Params.of(net), drawn))
+    (a, y, images), (b, z, ours) = found
+    assert b == pytest.approx(a, rel=1e-5) and (y - z).norm() < 1e-4 * (y - model.params).norm()
+    assert torch.allclose(images, ours, atol=1e-4) and fast.captures == 2
+    other = fast.generate(fast.load(model), task, 10, Decode(batch=4), 1 - labels, Stream((5,))).pixels
+    assert not torch.allclose(other, ours, atol=1e-3), "the class has an effect"
 
 
 class WithBatchNorm(torch.nn.Module):

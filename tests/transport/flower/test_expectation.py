@@ -1,11 +1,15 @@
 """What replies must look like: jobs that cannot be done on shapes are reported, and errors of an algorithm are raised."""
 
+import dataclasses
+
 import pytest
 import torch
 from fake import FakeChannel, run_over
-from toy import ADAM, ALGORITHMS, toy_recipe
+from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedddpm import AuxOnly
+from effuse.algorithms.shared.synthesis import Upload
 from effuse.core.algorithm import job_of, on_client
 from effuse.core.errors import FederationError, WireError
 from effuse.core.message import message
@@ -179,3 +183,20 @@ def test_parameters_are_compared_by_their_place():
         Form.of(Renamed({p[1:]: v for p, v in parts.items()}, None, 1.0)).check(Form.of(Renamed(parts, None, 1.0)))
     with pytest.raises(WireError):
         expected.check(Renamed(parts, None, 1.0))
+
+
+def test_clients_may_keep_different_networks():
+    """One client trains a narrow and one a wide network, which both keep: either may come, and no third one."""
+    recipe = toy_recipe(algorithm=AuxOnly(**SYNTHESIS, central=ADAM))
+    recipe = recipe.resolved(recipe.data.load("train"))
+    expectation, shape = Expectation(recipe, 2, [].append), recipe.model.shape
+    archs = [dataclasses.replace(recipe.model, width=width) for width in (4, 6, 8)]
+    warm_up, upload = (job_of(recipe.algorithm, name) for name in ("warm_up", "upload"))
+    for arch in archs[:2]:
+        expectation.of(warm_up, warm_up.arguments(arch=arch))
+    expected = expectation.of(upload, upload.arguments())
+    models = [arch.resolved(shape).initial(Stream((0,))) for arch in archs]
+    for model in models[:2]:
+        expected.check(Upload(model, 3, None))
+    with pytest.raises(WireError, match="its networks are"):
+        expected.check(Upload(models[2], 3, None))

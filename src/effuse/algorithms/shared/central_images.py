@@ -16,7 +16,7 @@ BLOCK = 1000  # images summed at a time
 FRESH = "fresh"  # the stream of the noise that is added to the means
 
 
-def class_means(client: Client, noise: float) -> tuple[Tensor, Tensor]:
+def class_means(client: Client, noise: float | None) -> tuple[Tensor, Tensor]:
     """A client's mean image of each class in [-1, 1], and the number of its units in each class, released once together.
 
     Sums and counts are released with Gaussian noise of `noise` times their sensitivity. An image in [-1, 1] has a norm of at
@@ -39,7 +39,7 @@ def class_means(client: Client, noise: float) -> tuple[Tensor, Tensor]:
 class CentralImages(Spec, name="central_images"):
     """Train a generator on noisy class means first. What has been released with noise may be used without limit."""
 
-    noise: NonNegativeFloat = 5.0  # z: noise on the sums over their sensitivity
+    noise: NonNegativeFloat | None = 5.0  # z: noise on the sums over their sensitivity; None: as much as the budget asks
     solver: Solver  # of the training on the means
     copies: PositiveInt = 32  # of each mean, each with fresh noise
     fresh: NonNegativeFloat = 0.3  # the standard deviation of that noise, for images in [-1, 1]

@@ -62,7 +62,7 @@ class Fmf(Filter):
     norm: Literal["ortho", "backward"] = "ortho"  # of the transform; "backward" multiplies every magnitude by the side
     log: bool = False  # compare log(1 + magnitude): the lowest frequencies count less
     dc: bool = True  # False leaves out the lowest frequency, which is the mean brightness
-    noise: NonNegativeFloat = 0.0  # z: noise on the told mean, over its sensitivity
+    noise: NonNegativeFloat | None = 0.0  # z: noise on the told mean over its sensitivity; 10 to 20 is right under a budget
 
     def described(self, client: Client) -> Tensor:
         """M: the mean orthonormal magnitudes of the client's images in [0, 1]."""

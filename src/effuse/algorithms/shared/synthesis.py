@@ -192,7 +192,7 @@ class Synthesising(Draws):
         """A client's network before its warm-up."""
         return client.load(client.initial(arch))
 
-    @on_client
+    @on_client(covered=True)
     def warm_up(self, client: Client, arch: Arch) -> WarmUpReport:
         net = self.begun(client, arch)
         fit = client.fit(net, self.warmup, client.data, task=self.objective())
@@ -201,7 +201,7 @@ class Synthesising(Draws):
         client.state[WARMED] = model if fit.average is None else model.holding(fit.average)
         return WarmUpReport(float(client.size), fit.loss)
 
-    @on_client
+    @on_client(covered=True)
     def upload(self, client: Client) -> Upload:
         model = client.state.pop(WARMED)
         if not model.arch.conditional:

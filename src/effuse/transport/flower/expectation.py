@@ -122,8 +122,7 @@ class Expectation:
         self.report = report
         self._machine = Hollow()
         self._last: tuple[Any, Expected] | None = None  # a message and what it is answered with
-        # what clients may have as state after all jobs so far; where their networks differ, there are several forms
-        self._states: list[dict[str, Any]] = []
+        self._states: list[dict[str, Any]] = []  # what a client's state may be; several where clients' networks differ
         self._partial = False  # clients may have more state than that
         self._reported: set[str] = set()  # names of jobs
 
@@ -143,16 +142,16 @@ class Expectation:
         reason: Exception | None = None
         for sent in messages:
             forms: list[Form] = []
-            most, states, candidates = 0, list(self._states), [{}, *self._states]
+            most, states, tried = 0, self._states, [{}, *self._states]
             # what a reply holds may depend on the state of a client and on how many images it has
             for images in (1, MANY):
-                for known in candidates:
+                for known in tried:
                     client = self._client(images)
                     client.state = state = TrackedState(known)
                     try:
                         reply = getattr(self.recipe.algorithm, job.name)(client, **fields_of(sent))
                     except Exception as error:  # it counts only if the job fails with every known state
-                        if forms or known is not candidates[-1]:
+                        if forms or known is not tried[-1]:
                             continue
                         if not (_about_shapes(error) or self._about_state(error, state) or isinstance(error, EffuseError)):
                             where = f"in job '{job.name}' of {self.recipe.algorithm.name}"
@@ -160,12 +159,12 @@ class Expectation:
                             raise
                         reason = error
                         continue
-                    states.append(known | state)
+                    states = _with_state(states, {**known, **state})
                     form = Form.of(reply)
                     forms += [] if form in forms else [form]
                     most = max(most, sum(item.nbytes for item in each_params(reply)))
             if forms:
-                self._states = _distinct(states)
+                self._states = states
                 return Expected(forms, most + OVERHEAD)
         self._partial = True  # the state after this job is unknown
         if job.name not in self._reported:
@@ -191,15 +190,16 @@ class Expectation:
         return client
 
 
-def _distinct(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One state of each form; the newest, since scalars in it may count what was done."""
-    forms: list[Any] = []
-    kept: list[dict[str, Any]] = []
-    for state in reversed(states):
-        if state and (form := {key: Form.of(value) for key, value in state.items()}) not in forms:
-            forms.append(form)
-            kept.append(state)
-    return kept[::-1]
+def _with_state(states: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """The states that a client may have, with one more; a state that another one only adds to is left out."""
+    if any(_adds_to(state, new) for state in states):
+        return states
+    return [*(state for state in states if not _adds_to(new, state)), new]
+
+
+def _adds_to(more: dict[str, Any], less: dict[str, Any]) -> bool:
+    """Whether a state has all values of another, with networks and tensors of the same shapes."""
+    return all(k in more and Form.of(more[k]) == Form.of(v) for k, v in less.items())
 
 
 def _about_shapes(error: Exception) -> bool:
