@@ -10,6 +10,7 @@ from fake import EVERYONE, TWO_OF_THREE, FakeChannel, log_of, over, run_over
 from private_sites import BUDGET, PRIVATE, Killed, OwnData, invited, ledger_of, message_of, order, private, site_at, spent_by
 from toy import ALGORITHMS, toy_recipe
 
+from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.feddiff import FedDiffUpload
 from effuse.core.errors import RecipeError
 from effuse.core.noise import KeyedNoise
@@ -33,6 +34,24 @@ def test_simulated_sites_have_the_simulators_noise(name, tmp_path):
     plain = driver.run(toy_recipe(algorithm=PRIVATE[name], reproducible=True), tmp_path / "plain")
     assert result.weights_sha256 != plain.weights_sha256
     assert "cannot be done on shapes" not in (tmp_path / "run" / "federation.log").read_text()
+
+
+REAL = [name for name, algorithm in ALGORITHMS.items() if not isinstance(algorithm, Centralised) and name not in PRIVATE]
+
+
+@pytest.mark.slow("other tests do the same for four algorithms")
+@pytest.mark.parametrize("name", REAL)
+def test_every_algorithm_has_the_simulators_noise_or_is_refused(name, tmp_path):
+    recipe = private(ALGORITHMS[name], reproducible=True)
+    channel = FakeChannel(tmp_path / "sites", 3)
+    try:
+        expected = driver.run(recipe, tmp_path / "simulator")
+    except RecipeError:
+        with pytest.raises(RecipeError):
+            run_over(channel, recipe, tmp_path / "run")
+        assert not channel.opened
+        return
+    assert run_over(channel, recipe, tmp_path / "run").weights_sha256 == expected.weights_sha256
 
 
 def noise_of(monkeypatch, kind, site, head, body) -> torch.Tensor:
