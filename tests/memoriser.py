@@ -52,3 +52,10 @@ class RandomImages(Source):
 def random_images(n: int, name: str, side: int = 4) -> Dataset:
     pixels = torch.randint(256, (n, 1, side, side), generator=Stream(("random images", name)).torch(), dtype=torch.uint8)
     return Dataset(pixels, torch.arange(n) % 2, ("a", "b"))
+
+
+@spec
+class LabelledMemoriser(Memoriser):
+    """The same as a conditional network, which does not look at the labels."""
+
+    conditional = True

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 import torch
@@ -12,10 +13,14 @@ from effuse.core.recipe import Evaluate
 from effuse.core.spec import spec
 from effuse.data.dirichlet import QuantitySkew
 from effuse.diffusion.samplers import Ddim
+from effuse.fast.graph.captured import Captured
+from effuse.fast.graph.private import PrivateSteps
+from effuse.fast.graph.recording import WARM_UP
 from effuse.fast.graph.sampling import Evaluation
 from effuse.fast.graph.step import TrainingStep
 from effuse.metrics.encoders import Pixels
 from effuse.metrics.fidelity import FID
+from effuse.models.unet import network_class
 from effuse.runs.driver import run
 from effuse.runs.folder import RunFolder
 
@@ -64,25 +69,42 @@ def assert_alike(ours, theirs):
     assert (ours[3] - theirs[3]).norm() < 1e-3 * theirs[3].norm()
 
 
-OF_A_FIT = ("lr", "epochs", "steps", "schedule", "state")  # the fields of a solver that need no other recording
+def play_on_a_cpu(patch) -> None:
+    """Make recordings that run on a CPU: a replay calls the recorded function again."""
+    network_class()  # its import uses torch.cuda.Stream, which is replaced below
+
+    def recorded(self, step, stream):
+        for _ in range(WARM_UP):
+            step()
+        return types.SimpleNamespace(replay=torch.enable_grad()(step))
+
+    patch.setattr(Captured, "recorded", recorded)
+    patch.setattr(torch.cuda, "Stream", lambda device: None)
+
+
+OF_A_FIT = ("lr", "epochs", "steps", "schedule", "state", "privacy")  # the fields of a solver that need no other recording
 
 
 def noted_recordings(patch) -> list:
     """A list to which every new recording appends its machine and purpose."""
-    found, step, evaluation = [], TrainingStep.__init__, Evaluation.__init__
+    found, evaluation = [], Evaluation.__init__
 
-    def begin_step(self, machine, arch, work, frozen):
-        solver = tuple(
-            (f.name, getattr(work.solver, f.name)) for f in dataclasses.fields(work.solver) if f.name not in OF_A_FIT
-        )
-        added = (work.loss, work.direction, tuple(sorted(work.given)), work.uphill is None, work.report_gradient, frozen)
-        found.append((machine, arch, type(work.solver), solver, added, work.shard.dataset.flip))
-        step(self, machine, arch, work, frozen)
+    def noted(kind, begin):
+        def begin_step(self, machine, arch, work, frozen):
+            fields = dataclasses.fields(work.solver)
+            solver = tuple((f.name, getattr(work.solver, f.name)) for f in fields if f.name not in OF_A_FIT)
+            private = work.private and (work.private.clip, work.private.repeats, work.private.physical)
+            added = (work.loss, work.direction, tuple(sorted(work.given)), work.uphill is None, work.report_gradient, frozen)
+            found.append((machine, kind, arch, type(work.solver), solver, private, added, work.shard.dataset.flip))
+            begin(self, machine, arch, work, frozen)
+
+        return begin_step
 
     def begin_evaluation(self, machine, arch, x, labels):
         found.append((machine, arch, tuple(x.shape), labels))
         evaluation(self, machine, arch, x, labels)
 
-    patch.setattr(TrainingStep, "__init__", begin_step)
+    for kind in (TrainingStep, PrivateSteps):
+        patch.setattr(kind, "__init__", noted(kind, kind.__init__))
     patch.setattr(Evaluation, "__init__", begin_evaluation)
     return found

@@ -113,6 +113,17 @@ def test_ideas_count_the_products_of_a_step():
 
 
 @ITSELF
+def test_private_steps_are_compared_with_plain_ones():
+    """80 images in batches of 8, q = 1/10: 8 + 1.4 * 2.7 = 11.8 units are 16 in one part; 94 rows at K = 8 are 12 units."""
+    found = measured("private_step.py", "--device", "cpu")
+    rows = {row["variant"]: row for row in found["rows"]}
+    assert rows.keys() == {"plain", "private, K=1", "private, K=8", "whole, K=8"} and found["goals"] == {"1": 2.5, "8": 1.5}
+    assert [row["physical"] for row in rows.values()] == [8, 16, 12, 16]
+    for row in rows.values():
+        assert row["to_plain"] == row["ms"] / rows["plain"]["ms"] > 0 and row["a_row"] == row["to_plain"] / row["K"]
+
+
+@ITSELF
 def test_filters_see_the_same_images(tmp_path):
     """Of 1,442 images 1 % is 14. A run of one epoch: accuracies mean nothing, the numbers of images do."""
     settings = ["algorithm.filter=fmf(gamma=0.0)", "rounds=1", "clients=2", "partition=iid()"]

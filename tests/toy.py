@@ -427,7 +427,7 @@ ALGORITHMS = {
     "aux only": AuxOnly(**SYNTHESIS, central=ADAM),
     "feddiff, two kinds of networks": FedDiff(
         **SYNTHESIS,
-        generators=(ToyLabelled(), ToyLabelled(width=2)),
+        generators=(ToyLabelled(dropout=0.0), ToyLabelled(width=2, dropout=0.0)),
         task=Denoise(schedule=Linear(steps=25)),
         central=KEPT,
         filter=Fmf(gamma=0.25, scope="client", noise=2.0),

@@ -56,6 +56,24 @@ def test_steps_truncate_the_epochs_without_changing_their_batches():
     assert all(torch.equal(a.positions, b.positions) and a.real == b.real for a, b in zip(truncated, whole))
 
 
+def test_dropping_a_ragged_batch_leaves_the_others_as_they_were():
+    """Five images in batches of two: the first two batches of each epoch. One image alone is a batch of its own."""
+    whole = list(deal(work_of(SGD(lr=1.0, epochs=2, batch=2), images(1, 2, 3, 4, 5))))
+    dropped = list(deal(work_of(SGD(lr=1.0, epochs=2, batch=2, ragged="drop"), images(1, 2, 3, 4, 5))))
+    assert [d.real for d in dropped] == [2] * 4
+    assert [d.positions.tolist() for d in dropped] == [whole[i].positions.tolist() for i in (0, 1, 3, 4)]
+    assert [d.real for d in deal(work_of(SGD(lr=1.0, steps=3, batch=2, ragged="drop"), images(1)))] == [1] * 3
+
+
+def test_a_rehearsal_counts_what_is_dropped():
+    """Two epochs of five images in batches of two, on every machine: four steps and eight images."""
+    work = work_of(SGD(lr=1.0, epochs=2, batch=2, ragged="drop"), images(1, 2, 3, 4, 5))
+    hollow, eager = Hollow(), machine()
+    nets = {hollow: hollow.load(hollow.initial(model_of().arch, HERE)), eager: eager.load(model_of())}
+    counted = [each.fit(net, work)[0] for each, net in nets.items()]
+    assert [(fit.steps, fit.images) for fit in counted] == [(4, 8)] * 2
+
+
 @spec
 class CoreOther(CoreTarget):
     """The target output is 5."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from effuse.algorithms.fedavg import FedAvg
+from effuse.core.privacy import DpSgd
 from effuse.core.solvers import SGD, Adam, AdamW, Constant, CosineDecay, ExponentialDecay, Solver
 from effuse.core.spec import spec
 
@@ -27,6 +28,44 @@ from effuse.core.spec import spec
 def test_steps_and_images_with_small_last_batches(work, size, steps, images):
     solver = SGD(lr=0.1, batch=4, **work)
     assert (solver.steps_on(size), solver.images_on(size)) == (steps, images)
+
+
+@pytest.mark.parametrize(
+    "work, size, steps, images",
+    [
+        ({"epochs": 3}, 10, 6, 24),  # 4 + 4, three times
+        ({"epochs": 3}, 8, 6, 24),
+        ({"epochs": 2}, 3, 2, 6),  # the only batch stays
+        ({"steps": 5}, 10, 5, 20),
+        ({"steps": 3}, 3, 3, 9),
+    ],
+)
+def test_ragged_batches_may_be_dropped(work, size, steps, images):
+    solver = SGD(lr=0.1, batch=4, ragged="drop", **work)
+    assert (solver.steps_on(size), solver.images_on(size)) == (steps, images)
+
+
+@pytest.mark.parametrize(
+    "work, size, ragged",
+    [
+        ({"epochs": 3}, 10, True),
+        ({"epochs": 3}, 8, False),
+        ({"epochs": 3}, 3, True),
+        ({"steps": 2}, 10, False),  # the first two of 4 + 4 + 2
+        ({"steps": 3}, 10, True),
+        ({"steps": 7}, 8, False),
+        ({"epochs": 3, "ragged": "drop"}, 10, False),
+        ({"epochs": 3, "ragged": "drop"}, 3, True),
+    ],
+)
+def test_whether_a_batch_is_ragged(work, size, ragged):
+    assert SGD(lr=0.1, batch=4, **work).ragged_on(size) == ragged
+
+
+def test_poisson_batches_are_never_ragged():
+    """10 units in batches of 4: q = 1/3 and three steps an epoch, also where ragged batches are dropped."""
+    solver = SGD(lr=0.1, batch=4, epochs=2, ragged="drop", privacy=DpSgd())
+    assert (solver.steps_on(10), solver.rate_on(10)) == (6, 1 / 3)
 
 
 @pytest.mark.parametrize("work", [{}, {"epochs": 1, "steps": 1}])

@@ -10,7 +10,7 @@ from effuse.core.errors import DataError, RecipeError
 from effuse.core.spec import text
 from effuse.data.holdout import held_out
 from effuse.data.npz import Npz
-from effuse.data.sources import Digits, Labels, Some, Union
+from effuse.data.sources import Digits, Labels, Some, Union, Validation
 from effuse.data.transforms import Channels, Flip, Resize
 
 
@@ -55,6 +55,35 @@ def test_labels_has_shapes_and_no_pixels():
 def test_sizes_that_make_no_data_are_refused(source: str):
     with pytest.raises(RecipeError):
         build_text(source, Source, "data")
+
+
+def test_validation_sets_a_part_of_the_training_images_aside():
+    """Of 1,442 training digits every tenth of each class, at most; none of the 355 test images. They are not mirrored."""
+    source = build_text("validation(source=digits(transforms=[flip()]))", Source, "data")
+    assert source == Validation(source=Digits(transforms=(Flip(),)), share=0.1)
+    train, test, whole = source.load("train"), source.load("test"), Digits().load("train")
+    of_class = torch.tensor(whole.histogram())
+    assert test.histogram() == (of_class // 10).tolist() and train.histogram() == (of_class - of_class // 10).tolist()
+    aside = torch.from_numpy(held_out(whole.labels.numpy(), 0.1))
+    assert torch.equal(test.images, whole.images[aside]) and torch.equal(train.images, whole.images[~aside])
+    assert train.flip and not test.flip and train.classes == test.classes == whole.classes
+    assert torch.equal(source.load("test").images, test.images), "the same images every time"
+
+
+def test_validation_takes_whole_groups(tmp_path):
+    """A patient's images are all for training or all for testing."""
+    images, labels, groups = (
+        np.arange(40, dtype=np.uint8).repeat(64).reshape(40, 8, 8),
+        np.zeros(40, int),
+        np.arange(40) // 4,
+    )
+    columns = {"train_images": images, "train_labels": labels, "test_images": images[:1] + 100, "test_labels": labels[:1]}
+    np.savez(tmp_path / "a.npz", **columns, train_groups=groups)
+    source = Validation(source=Npz(path=str(tmp_path / "a.npz")), share=0.5)
+    train, test = source.load("train"), source.load("test")
+    patients, others = set(train.groups.tolist()), set(test.groups.tolist())
+    assert len(patients) == len(others) == 5 and not patients & others
+    assert sorted(train.images[:, 0, 0, 0].tolist() + test.images[:, 0, 0, 0].tolist()) == list(range(40))
 
 
 def test_union_numbers_its_domains(tmp_path):

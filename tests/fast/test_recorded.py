@@ -1,21 +1,22 @@
 """Whole federations on recorded steps, replayed on a CPU, against eager ones. Runs of a process share their machines."""
 
-import types
-
 import pytest
-import torch
-from recorded import Speckled, assert_alike, noted_recordings, outcome, ragged_recipe
-from toy import ADAM, ALGORITHMS
+from private_fits import private
+from recorded import Speckled, assert_alike, noted_recordings, outcome, play_on_a_cpu, ragged_recipe
+from toy import ADAM, ALGORITHMS, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.errors import TrainingError
+from effuse.core.privacy import Budget
 from effuse.core.solvers import Adam
 from effuse.fast import speed
 from effuse.fast.graph.captured import Captured
-from effuse.fast.graph.recording import WARM_UP
+from effuse.fast.graph.private import PrivateSteps
 from effuse.machines.eager import Eager
+from effuse.models.resnet import Cnn
 from effuse.runs import rounds
 from effuse.runs.driver import run
+from effuse.tasks.classify import Classify
 
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
 
@@ -23,12 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.fixture
 def fast(monkeypatch):
     """Turns recorded machines on and off; three clients at a time."""
-    import diffusers.models  # noqa: F401 (its import uses torch.cuda.Stream, which is replaced below)
-
-    def recorded(self, step, stream):
-        for _ in range(WARM_UP):
-            step()
-        return types.SimpleNamespace(replay=torch.enable_grad()(step))
 
     def machines(recipe, place, size):
         if not chosen["fast"]:
@@ -39,8 +34,7 @@ def fast(monkeypatch):
         return found
 
     chosen = {"fast": True}
-    monkeypatch.setattr(Captured, "recorded", recorded)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    play_on_a_cpu(monkeypatch)
     monkeypatch.setattr(rounds, "machines_for", machines)
     speed.REUSABLE.clear()
     yield lambda on: chosen.update(fast=on)
@@ -91,3 +85,43 @@ def test_a_run_that_diverges_leaves_its_machines_to_the_next(fast, made, tmp_pat
     assert made == speed.REUSABLE and len(made) == 5
     fast(False)
     assert_alike(result, outcome(recipe, tmp_path / "eager"))
+
+
+PRIVATE = [
+    "fedavg, kept optimiser",
+    "fedprox",
+    "moon",
+    "centralised",
+    "feddiffuse, usplit",
+    "scaffold, adam",
+    "a frozen network and columns",
+]
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_algorithms_recorded_and_eager(name, fast, made, tmp_path, monkeypatch):
+    """One round of clients of unequal sizes. The noise of a second would be keyed by weights that differ by rounding."""
+    budget = Budget(epsilon=1000.0, delta=1e-3, accountant="rdp")
+    recipe = ragged_recipe(private(ALGORITHMS[name], clip=0.5), budget=budget, rounds=1)
+    with monkeypatch.context() as patch:
+        recorded = noted_recordings(patch)
+        result = outcome(recipe, tmp_path / "fast")
+        assert len(recorded) == len({*recorded}), "nothing is recorded twice"
+        assert any(entry[1] is PrivateSteps for entry in recorded)
+    fast(False)
+    assert_alike(result, outcome(recipe, tmp_path / "eager"))
+
+
+def test_networks_of_an_algorithm_keep_their_recordings(fast, made, tmp_path):
+    """A classifier and two kinds of generators: a second run with another seed records nothing."""
+    recipe = toy_recipe(
+        algorithm=ALGORITHMS["feddiff, two kinds of networks"], model=Cnn(widths=(4,), groups=2), task=Classify()
+    )
+    run(recipe, tmp_path / "first")
+    before = [machine.captures for machine in made]
+    run(recipe.changed(["seed=7"]), tmp_path / "second")
+    assert [machine.captures for machine in made] == before
+    trained = {key[0] for machine in made for key in machine._steps}
+    assert trained == set(recipe.resolved(recipe.data.load("train")).networks) and len(trained) == 3
+    run(ragged_recipe(FedAvg(local=ADAM)), tmp_path / "one")
+    assert {key[0].name for machine in made for key in machine._steps} == {"toy_unet"}, "the others are freed at once"

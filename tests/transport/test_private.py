@@ -4,19 +4,18 @@ import dataclasses
 
 import pytest
 import torch
+from private_fits import private
 from toy import ADAM, ALGORITHMS, ToyImages, ToyLabelled, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.shared.synthesis import Synthesising
 from effuse.core.algorithm import on_client
-from effuse.core.build import with_values
 from effuse.core.data import Dataset, Shard, Split
 from effuse.core.errors import EffuseError, RecipeError
 from effuse.core.model import Model, Net
-from effuse.core.privacy import Budget, DpSgd
+from effuse.core.privacy import Budget
 from effuse.core.protection import Protection
 from effuse.core.rng import Stream
-from effuse.core.solvers import Solver
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Given
 from effuse.core.workbench import Client
@@ -28,7 +27,6 @@ from effuse.tasks.denoise import Denoise
 from effuse.transport.plan import releases
 
 BUDGET = Budget(epsilon=50.0, delta=1e-3, accountant="rdp")
-ON_DATA = ("local", "warmup")  # keys of solvers that clients run on their own images
 REFUSED = {
     "mofedsam, sgd": "sharpness-aware",
     "mofedsam, adam": "sharpness-aware",
@@ -40,16 +38,6 @@ REFUSED = {
     "dense, different networks": "layer 'stages.1' normalises over the images",
     "a loss that looks at the average": "without noise",  # it asks for a gradient
 }
-
-
-def private(algorithm, **dp):
-    """The same algorithm with private solvers on the clients' images."""
-    changes = {
-        f.name: with_values(value, f.name, privacy=DpSgd(**dp))
-        for f in dataclasses.fields(algorithm)
-        if f.name in ON_DATA and isinstance(value := getattr(algorithm, f.name), Solver)
-    }
-    return with_values(algorithm, "algorithm", **changes)
 
 
 def private_recipe(algorithm, **changes):

@@ -8,6 +8,9 @@ import pytest
 import torch
 from toy import ToyUnet, toy_recipe
 
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core.privacy import Budget, DpSgd
+from effuse.core.solvers import Adam
 from effuse.machines.eager import Eager
 from effuse.transport.trial import select_machines, side_by_side
 
@@ -77,8 +80,12 @@ def test_a_cpu_needs_no_trial() -> None:
     assert side_by_side(two, recipe, recipe.data.load("train"), pytest.fail) == two
 
 
-def test_the_trial_is_a_fit_of_the_recipe_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = toy_recipe(model=ToyUnet(dropout=0.0))
+@pytest.mark.parametrize("budget", [None, Budget(epsilon=10.0)])
+def test_the_trial_is_a_fit_of_the_recipe_and_is_not_counted(budget: Budget | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a budget it is a private fit, whose recording takes several times the memory of a plain one."""
+    local, fits, fit = Adam(lr=1e-2, batch=8, epochs=1, privacy=budget and DpSgd()), [], Eager.fit
+    recipe = toy_recipe(model=ToyUnet(dropout=0.0), algorithm=FedAvg(local=local), budget=budget)
+    monkeypatch.setattr(Eager, "fit", lambda self, net, work: (fits.append(work), fit(self, net, work))[1])
     train = recipe.data.load("train")
     recipe = recipe.resolved(train)
     two = [Eager(torch.device("cpu")) for _ in range(2)]
@@ -93,3 +100,4 @@ def test_the_trial_is_a_fit_of_the_recipe_and_is_not_counted(monkeypatch: pytest
     monkeypatch.setattr("effuse.transport.trial.select_machines", selected)
     assert side_by_side(two, recipe, train, pytest.fail) == two
     assert digests[0] == digests[1] and two[0].meter.images == 0
+    assert [work.private is not None for work in fits] == [budget is not None] * 2

@@ -83,7 +83,7 @@ def deal(work: Work) -> Iterator[BatchRows]:
     if left and not n:
         raise TrainingError(f"{work.where}: there are no images to learn from")  # otherwise the loop below would not end
     while left:
-        for rows in torch.randperm(n, generator=order).split(size)[:left]:
+        for rows in torch.randperm(n, generator=order).split(size)[: min(left, work.solver.batches_in(n))]:
             left -= 1
             real = len(rows)
             yield BatchRows(rows if real == size else torch.cat([rows, rows[:1].expand(size - real)]), real)

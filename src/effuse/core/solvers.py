@@ -68,6 +68,7 @@ class Solver(Spec, ABC):
     state: Literal["fresh", "kept"] = "fresh"  # the optimiser's moments at a client's next fit
     ema: Decay | None = None  # keep a moving average of the weights over steps
     privacy: DpSgd | None = None  # train with differential privacy; `batch` is then the expected number of units in a step
+    ragged: Literal["keep", "drop"] = "keep"  # an epoch's last batch, where it is smaller and not the only one
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -77,7 +78,17 @@ class Solver(Spec, ABC):
         """How many steps a fit on `size` images takes."""
         if self.steps is not None:
             return self.steps
-        return (self.epochs or 0) * math.ceil(size / self.batch)
+        return (self.epochs or 0) * self.batches_in(size)
+
+    def batches_in(self, size: int) -> int:
+        """How many batches an epoch on `size` images has."""
+        if self.ragged == "drop" and size >= self.batch and self.privacy is None:  # a Poisson batch is never ragged
+            return size // self.batch
+        return math.ceil(size / self.batch)
+
+    def ragged_on(self, size: int) -> bool:
+        """Whether a fit on `size` images has a batch with fewer images."""
+        return min(self.steps_on(size), self.batches_in(size)) * self.batch > size
 
     def rate_on(self, units: int) -> float:
         """The share of the units in a private step, q."""
@@ -87,10 +98,9 @@ class Solver(Spec, ABC):
         """How many images a fit on `size` images processes; the last batch of an epoch may be smaller."""
         if self.privacy is not None:  # expected: a Poisson batch has no fixed size
             return round(self.steps_on(size) * self.rate_on(size) * size) * self.privacy.repeats
-        if self.epochs is not None:
-            return self.epochs * size
-        whole, rest = divmod(self.steps or 0, math.ceil(size / self.batch))
-        return whole * size + rest * self.batch
+        batches = max(1, self.batches_in(size))
+        whole, rest = divmod(self.steps_on(size), batches)
+        return whole * min(size, batches * self.batch) + rest * self.batch
 
     @abstractmethod
     def optimiser(self, parameters: list[Tensor], lr: float | Tensor) -> torch.optim.Optimizer:

@@ -10,7 +10,8 @@ from effuse.core.data import Shard
 from effuse.core.errors import RecipeError
 from effuse.core.privacy import Budget, DpSgd
 
-HELD = 160  # units whose gradients are in memory at a time, unless the recipe says otherwise
+HELD = 160  # rows in memory at a time, unless the recipe says otherwise
+ROUNDED = 16  # rows: clients of similar sizes hold equally many, so that they share a recorded step
 
 
 class PrivacyUnits:
@@ -51,9 +52,10 @@ class PrivacyUnits:
 
 
 def held(dp: DpSgd, units: int, rate: float) -> int:
-    """How many units are in memory at a time: most Poisson batches fit in the least number of equal parts."""
+    """How many units are in memory at a time: most Poisson batches fit in the least number of equal parts, rounded up."""
     if dp.physical is not None:
         return dp.physical
     most = rate * units + 1.4 * math.sqrt(units * rate * (1 - rate))
     parts = math.ceil(most * dp.repeats / HELD)
-    return min(units, math.ceil(most / parts))
+    step = max(1, ROUNDED // dp.repeats)
+    return step * math.ceil(most / parts / step)

@@ -41,4 +41,9 @@ def for_tensor_cores(net: nn.Module, kernels: Collection[str] = ()) -> nn.Module
         for module in net.modules():
             if type(module) is nn.GroupNorm and module.affine:
                 module.__class__ = FusedGroupNorm
+    return channels_last(net)
+
+
+def channels_last(net: nn.Module) -> nn.Module:
+    """The network with its weights' channels last in memory."""
     return cast(Any, net).to(memory_format=torch.channels_last)  # the stubs of `to` omit memory_format

@@ -1,6 +1,6 @@
 """DP-SGD on batches of any loss: the gradient of each unit is clipped before they are added up."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from torch.overrides import TorchFunctionMode
 
 from effuse.core.errors import RecipeError
-from effuse.core.fit import Fit, Work, deal_units, loss_and_note, task_loss
+from effuse.core.fit import Fit, UnitRows, Work, deal_units, loss_and_note, task_loss
 from effuse.core.model import Functional, Net
 from effuse.core.task import Batch, Given, Task
 
@@ -53,7 +53,8 @@ class PrivateStep:
         step, first = self.step, 0
         for k, p in self.trained.items():
             values = noise[first : first + p.numel()].view(p.shape)
-            p.grad = (self.summed[k] + deviation * values) / expected
+            # in the parameter's memory layout, which fused optimisers expect
+            p.grad = torch.empty_like(p).copy_((self.summed[k] + deviation * values) / expected)
             self.summed[k].zero_()
             first += p.numel()
             if step.total is not None:
@@ -73,7 +74,7 @@ def clipped_sum(grads: Mapping[str, Tensor], weight: Tensor, bound: float) -> di
 
     `weight` is 1 for a unit and 0 for padding. A unit whose gradient is not finite adds nothing.
     """
-    flat = {k: g.flatten(1) for k, g in grads.items()}
+    flat = {k: g.reshape(len(g), -1) for k, g in grads.items()}
     norm = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat.values()]).norm(dim=0)
     finite = norm.isfinite()
     scale = torch.where(finite, bound / torch.clamp(norm * MARGIN, min=bound), 0.0) * weight
@@ -118,20 +119,38 @@ def by_unit(batch: Batch, repeats: int) -> Batch:
 
 
 def private_fit(step: PrivateStep, work: Work, machine: "Eager") -> Fit:
-    """All steps of a private fit. It returns no loss: a loss has no noise."""
-    private, device, steps = work.private, machine.device, 0
+    """A private fit, one operation after another."""
+    private, device = work.private, machine.device
+    assert private is not None
+    repeats, physical = private.repeats, private.physical
+    generator = work.stream.child("draw").torch(device)
+
+    def accumulate(rows: UnitRows) -> None:
+        batch = by_unit(machine.batch(work, rows.positions, generator, len(rows.positions)), repeats)
+        step.accumulate(batch, (torch.arange(physical, device=device) < rows.real).float())
+
+    return private_steps(work, machine, step.numbers, accumulate, step.finish)
+
+
+def private_steps(
+    work: Work,
+    machine: "Eager",
+    numbers: int,
+    accumulate: Callable[[UnitRows], None],
+    finish: Callable[[Tensor, float, float], None],
+) -> Fit:
+    """All steps of a private fit on any machine. It returns no loss: a loss has no noise."""
+    private, steps = work.private, 0
     assert private is not None
     if private.sigma is None:
         raise RecipeError(
             f"{work.where}: the noise of this private fit is not settled; solve it from the budget, or set sigma"
         )
-    generator = work.stream.child("draw").torch(device)
     for parts in deal_units(work):
         for rows in parts:
-            batch = by_unit(machine.batch(work, rows.positions, generator, len(rows.positions)), private.repeats)
-            step.accumulate(batch, (torch.arange(private.physical, device=device) < rows.real).float())
+            accumulate(rows)
             machine.meter.trained(rows.real * private.repeats)
-        step.finish(private.noise.normal(step.numbers, device), private.sigma * private.clip, private.expected)
+        finish(private.noise.normal(numbers, machine.device), private.sigma * private.clip, private.expected)
         steps += 1
     return Fit(steps, round(steps * private.expected) * private.repeats, None)
 

@@ -55,7 +55,8 @@ class Plan:
             made = self._made(client, [(t, release) for t, release in found if rounds is None or t < rounds])
             spent = epsilon_of(made, budget.delta, budget.accountant) if made else 0.0
             name = "server" if client == SERVER else str(client)
-            clients[name] = {"epsilon": spent, "sigma": sigma, "releases": len(made)}
+            what = sorted({release.what for release in made})
+            clients[name] = {"epsilon": spent, "sigma": sigma, "releases": len(made), "what": what}
         return {
             # sites plan for themselves, each within the budget
             "epsilon": max((c["epsilon"] for c in clients.values()), default=budget.epsilon),

@@ -9,6 +9,8 @@ import torch
 from effuse.core.data import Dataset, Shard
 from effuse.core.fit import Work
 from effuse.core.machine import Machine
+from effuse.core.noise import KeyedNoise
+from effuse.core.protection import Protection, protected
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.transport.slots import in_slots
@@ -21,7 +23,7 @@ SPARE = 0.8  # of the free memory that recordings may take
 def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, report: Callable[[str], None]) -> list[M]:
     """As many of a GPU's machines as may work at a time.
 
-    The trial is a plain step of the algorithm's first network and solver, without what an algorithm adds to it.
+    The trial is a step of the algorithm's first network and solver, without what an algorithm adds to it.
     """
     trained = recipe.algorithm.trains(recipe)
     if len(machines) == 1 or machines[0].stream is None or not trained:
@@ -29,11 +31,17 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, report: 
     arch, task, solver = trained[0]
     solver = dataclasses.replace(solver, epochs=None, steps=STEPS)
     model = arch.initial(Stream(("trial",))).to(machines[0].device)
-    shard = Shard(train, torch.arange(min(len(train), 2 * solver.batch)))
+    data, protection = train, None
+    if solver.privacy is not None and recipe.budget is not None:
+        data, protection = recipe.protected(train), Protection(recipe.budget, sigma=1.0)
+    shard, stream = Shard(data, torch.arange(min(len(train), 2 * solver.batch))), Stream(("trial",))
 
     def trial(machine: M, owner: int) -> str:
         net = machine.load(model, owner)
-        work = Work(solver=solver, task=task, shard=shard, lr=solver.lr, stream=Stream(("trial",)), place=0, where="trial")
+        private, _ = protected(protection, net, solver, shard, KeyedNoise(stream, machine.device), None)
+        work = Work(
+            solver=solver, task=task, shard=shard, lr=solver.lr, stream=stream, place=0, where="trial", private=private
+        )
         machine.fit(net, work)
         digest = machine.values(net)[0].digest()
         machine.release(owner)

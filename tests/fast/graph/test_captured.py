@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import gc
-import types
 import weakref
 
 import pytest
 import torch
+from recorded import play_on_a_cpu
 from torch._dynamo.utils import counters
 from toy import ToyImages, ToyUnet
 
@@ -22,11 +22,12 @@ from effuse.diffusion.decode import Decode
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.fast.graph import captured
 from effuse.fast.graph.captured import Captured
-from effuse.fast.graph.recording import WARM_UP
 from effuse.fast.ops.dropout import KeyedNet
 from effuse.machines.eager import Eager
 from effuse.models.cvae import Cvae
+from effuse.models.resnet import Resnet
 from effuse.models.unet import Unet
+from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
 from effuse.tasks.reconstruct import Reconstruct
 
@@ -38,16 +39,8 @@ SHARD = Shard.whole(ToyImages(n=50, side=8).load("train"))
 
 
 @pytest.fixture(autouse=True)
-def rounds_of(monkeypatch):
-    def recorded(self, step, stream):
-        for _ in range(WARM_UP):
-            step()
-        return types.SimpleNamespace(replay=torch.enable_grad()(step))
-
-    import diffusers.models  # noqa: F401 (its import uses torch.cuda.Stream, which is replaced below)
-
-    monkeypatch.setattr(Captured, "recorded", recorded)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+def on_a_cpu(monkeypatch):
+    play_on_a_cpu(monkeypatch)
 
 
 def blended(grads, params, given):
@@ -204,39 +197,59 @@ def test_autoencoders_are_trained_and_decoded_as_eagerly():
     assert not torch.allclose(other, ours, atol=1e-3), "the class has an effect"
 
 
-class WithBatchNorm(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.down, self.norm = torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
-
-    def forward(self, x, t, labels=None):
-        return self.norm(self.down(x))
+NORMED = Resnet(widths=(4, 8), blocks=(1, 1), norm="batch").resolved(Shape(8, 1, 2))
 
 
-@spec
-class NormedArch(Arch):
-    def build(self):
-        return WithBatchNorm()
+def normed(machine, solver, model, seed=0, n=50, **rest):
+    """A fit of a classifier with BatchNorm: the result, and all values after it, running statistics among them."""
+    machine.release(None)
+    net = machine.load(model)
+    shard = Shard(SHARD.dataset, torch.arange(n))
+    values = {"task": Classify(), "shard": shard, "stream": Stream((seed,))}
+    return machine.fit(net, plain_work(solver, **values | rest))[0], {
+        k: v.clone() for k, v in net.module.state_dict().items()
+    }
 
 
-def test_batch_norm_sees_no_padding():
-    """50 images in batches of 16 end with a batch of two; padded to 16, it would count eight times."""
-    arch = NormedArch(side=8, channels=1, classes=2)
-    found = []
-    for machine in (Eager(CPU), fast := Captured(CPU, compiled=False)):
-        net = machine.load(arch.initial(Stream((0,))))
-        work = Work(
-            solver=SGD(lr=0.1, batch=16, epochs=1),
-            task=TASK,
-            shard=SHARD,
-            lr=0.1,
-            stream=Stream((1,)),
-            place=0,
-            where="here",
-        )
-        machine.fit(net, work)
-        found.append(net.module.state_dict())
-    assert fast.captures == 0 and all(torch.equal(a, b) for a, b in zip(found[0].values(), found[1].values()))
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize(
+    "solver, captures",
+    [
+        (SGD(lr=0.1, batch=16, epochs=1), 0),  # the last batch has two images; padded to 16, one would count 15 times
+        (SGD(lr=0.1, batch=16, steps=3), 1),
+        (SGD(lr=0.1, batch=16, epochs=2, ragged="drop"), 1),
+        (SGD(lr=0.1, batch=25, epochs=2), 1),
+        (SGD(lr=0.1, batch=64, epochs=2, ragged="drop"), 0),  # the only batch is smaller
+    ],
+)
+def test_batch_norm_is_recorded_where_no_batch_is_padded(solver, captures):
+    """Two fits in turn, the second of another model: weights, running statistics and counters are the eager ones."""
+    fast, eager = Captured(CPU, compiled=False), Eager(CPU)
+    for seed in (0, 1):
+        model = NORMED.initial(Stream((seed,)))
+        (a, y), (b, z) = (normed(m, solver, model, seed) for m in (eager, fast))
+        assert (a.steps, a.images) == (b.steps, b.images) and b.loss == pytest.approx(a.loss, rel=1e-4)
+        for k, v in y.items():
+            torch.testing.assert_close(z[k], v, rtol=1e-3, atol=1e-5)
+        counters = [v.item() for k, v in z.items() if k.endswith("num_batches_tracked")]
+        assert counters and set(counters) == {a.steps}
+        assert any((z[k] - model.buffers[k]).abs().max() > 0.01 for k in model.buffers if k.endswith("running_mean"))
+    assert fast.captures == captures
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_one_recording_of_batch_norm_serves_clients_of_other_sizes():
+    """50, 33 and 20 images in batches of 16, and a gradient without an update, which has a recording of its own."""
+    fast, eager, model = Captured(CPU, compiled=False), Eager(CPU), NORMED.initial(Stream((0,)))
+    solver = SGD(lr=0.1, batch=16, epochs=2, ragged="drop")
+    for n in (50, 33, 20):
+        (a, y), (b, z) = (normed(m, solver, model, n, n) for m in (eager, fast))
+        assert (a.steps, a.images) == (b.steps, b.images) == (2 * (n // 16), 32 * (n // 16))
+        for k, v in y.items():
+            torch.testing.assert_close(z[k], v, rtol=1e-3, atol=1e-5)
+    assert fast.captures == 1
+    (a, y), (b, z) = (normed(m, solver, model, report_gradient=True, updates=False) for m in (eager, fast))
+    assert (a.gradient - b.gradient).norm() < 1e-4 * a.gradient.norm() and fast.captures == 2
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

@@ -1,18 +1,16 @@
 """Sites with data and a ledger of their own, in this process."""
 
-import dataclasses
 import json
 
+import private_fits
 from fake import FakeChannel
 from toy import ADAM, ALGORITHMS, ToyImages, ToyStateful, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.localonly import LocalOnly
-from effuse.core.build import with_values
 from effuse.core.federation import Order
-from effuse.core.privacy import Budget, DpSgd
+from effuse.core.privacy import Budget
 from effuse.core.rng import Stream
-from effuse.core.solvers import Solver
 from effuse.core.wire import encode
 from effuse.privacy.accountant import epsilon_of
 from effuse.privacy.ledger import Ledger
@@ -21,18 +19,11 @@ from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Consent, Site
 
 BUDGET = Budget(epsilon=50.0, delta=1e-3, accountant="rdp")  # solved in milliseconds
-ON_DATA = ("local", "warmup")  # keys of solvers that clients run on their own images
 
 
 def private(algorithm, **changes):
     """A resolved recipe whose clients train privately."""
-    solvers = {
-        f.name: with_values(value, f.name, privacy=DpSgd())
-        for f in dataclasses.fields(algorithm)
-        if f.name in ON_DATA and isinstance(value := getattr(algorithm, f.name), Solver)
-    }
-    algorithm = with_values(algorithm, "algorithm", **solvers)
-    recipe = toy_recipe(algorithm=algorithm, **{"budget": BUDGET, **changes})
+    recipe = toy_recipe(algorithm=private_fits.private(algorithm), **{"budget": BUDGET, **changes})
     return recipe.resolved(recipe.data.load("train"))
 
 

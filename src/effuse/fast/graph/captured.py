@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 from effuse.core.fit import Fit, Work
 from effuse.core.metric import Images
-from effuse.core.model import Arch, Net
+from effuse.core.model import Arch, Net, draws_inside
 from effuse.core.params import Params
 from effuse.core.rng import Stream, keyed
 from effuse.core.sampler import Sampler
 from effuse.core.task import Task
+from effuse.fast.graph.private import PrivateSteps
 from effuse.fast.graph.recording import RECORDERS, deterministic, record
 from effuse.fast.graph.sampling import Evaluation, Recorded
+from effuse.fast.graph.static import StaticFit
 from effuse.fast.graph.step import TrainingStep, step_key
-from effuse.fast.layout import for_tensor_cores
+from effuse.fast.layout import channels_last, for_tensor_cores
 from effuse.fast.ops.bf16 import Bf16Weights
 from effuse.fast.ops.kernels import available
 from effuse.machines.eager import Eager
@@ -54,16 +56,17 @@ class Captured(Eager):
         # the server may draw from one client's model while the next client trains
         self.stream, self.drawing = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self.captures = 0  # recordings made, for tests
-        self._steps: dict[Any, TrainingStep] = {}
+        self._steps: dict[Any, StaticFit] = {}
         self._evaluations: dict[Any, Evaluation] = {}
 
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.module.modules()):
-            return super().fit(net, work)  # padding would change batch statistics
+        if not recordable(net.module, work):
+            return super().fit(net, work)
         frozen = tuple(k for k, p in net.params.items() if not p.requires_grad)
         key = step_key(net.arch, work, frozen)
         if key not in self._steps:
-            self._steps[key] = self.recorder.submit(TrainingStep, self, net.arch, work, frozen).result()
+            kind: type[TrainingStep | PrivateSteps] = TrainingStep if work.private is None else PrivateSteps
+            self._steps[key] = self.recorder.submit(kind, self, net.arch, work, frozen).result()
             self.captures += 1
         step = self._steps[key]
         if not step.draws:
@@ -105,18 +108,18 @@ class Captured(Eager):
             self.captures += 1
         return self._evaluations[key]
 
-    def network(self, arch: Arch) -> nn.Module:
-        """A new network for a recording, laid out for the tensor cores."""
+    def network(self, arch: Arch, plain: bool = False) -> nn.Module:
+        """A new network for a recording, laid out for the tensor cores; a plain one keeps torch's own operations."""
         with keyed(Stream(("blank",))), torch.device(self.device):
-            module = for_tensor_cores(arch.build(), self.kernels)
+            module = channels_last(arch.build()) if plain else for_tensor_cores(arch.build(), self.kernels)
         for name, p in module.named_parameters():
             p.requires_grad_(not arch.constant(name))
         return module
 
-    def companion(self, arch: Arch) -> Net:
+    def companion(self, arch: Arch, plain: bool = False) -> Net:
         """A frozen network that a loss may call. Each fit fills it."""
-        module = self.network(arch).eval().requires_grad_(False)
-        return Net(module, self.faster(module), arch)
+        module = self.network(arch, plain).eval().requires_grad_(False)
+        return Net(module, module if plain else self.faster(module), arch)
 
     def faster(self, module: Any) -> Any:
         if not self.compiled:
@@ -135,3 +138,11 @@ class Captured(Eager):
 
     def recorded(self, step: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         return deterministic(lambda: record(step, stream, trying=not self.reproducible), always=self.reproducible)
+
+
+def recordable(net: nn.Module, work: Work) -> bool:
+    """Whether a recording does the same as an eager fit."""
+    if work.private is not None:
+        return not draws_inside(net)  # the units of a batch would share the masks of keyed dropout
+    mixing = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
+    return not (mixing and work.solver.ragged_on(len(work.shard)))  # padding would change the statistics of a batch

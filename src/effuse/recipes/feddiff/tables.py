@@ -175,9 +175,11 @@ def figure7(seeds: tuple[int, ...] = (0, 1, 2), epsilon: float = 10.0) -> Table:
 
 def audited(epsilon: float = 50.0, data: Data = "fashion") -> Table:
     """Figures 3 and 4: runs for `effuse audit`, private and not; their histograms and nearest pairs are its pages."""
+    # five times the training size, as in the paper; generators and canaries for `effuse audit --model generator`
+    settings = ("algorithm.share=5.0", "algorithm.keep=True", "canaries=1000")
     cells = [
-        _private_cell("feddiff", data, epsilon, 0, None, "algorithm.share=5.0"),
-        _cell("feddiff", data, {"epsilon": "none"}, 0, None, "algorithm.share=5.0"),
+        _private_cell("feddiff", data, epsilon, 0, None, *settings),
+        _cell("feddiff", data, {"epsilon": "none"}, 0, None, *settings),
     ]
     return _table("Figures 3 and 4: runs to audit", cells)
 
@@ -235,10 +237,11 @@ def _cell(
 ) -> Cell:
     value, spread = (None, None) if printed is None else (printed[0] / 100, printed[1] / 100)
     source = SOURCES[data]
+    called = "feddiff" if method == "feddiff" else f"feddiff.{method}"
     held_out = (f"data=validation(source={source})",) if validation else ()
     return Cell(
         labels={"method": name or method, "data": data, **labels, "seed": seed},
-        recipe=f'feddiff.{method}(data="{data}", scale="{{scale}}"{", " + more if more else ""})',
+        recipe=f'{called}(data="{data}", scale="{{scale}}"{", " + more if more else ""})',
         settings=(f"seed={seed}", *held_out, *settings),
         metric=metric,
         printed=value,
