@@ -24,9 +24,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def nothing_of_this_machine(monkeypatch, tmp_path_factory):
-    """Tests use no data of this machine, and leave nothing in the user's cache."""
+    """Tests use no data of this machine, and leave nothing in the user's folders."""
     monkeypatch.delenv("EFFUSE_DATA", raising=False)
     monkeypatch.setenv("EFFUSE_CACHE", str(tmp_path_factory.getbasetemp() / "effuse-cache"))
+    monkeypatch.setenv("EFFUSE_LEDGERS", str(tmp_path_factory.getbasetemp() / "effuse-ledgers"))
 
 
 def pytest_collection_modifyitems(items):

@@ -23,6 +23,12 @@ def test_every_command_exists(name):
         assert used and used <= known, f"{name}: effuse {command} has no {sorted(used - known)}"
 
 
+def test_ledgers_are_where_containers_and_services_keep_their_state():
+    """A ledger that is lost with a container, or cannot be written, would forget what was spent."""
+    assert "ENV EFFUSE_LEDGERS=/state/" in (DEPLOY / "Containerfile").read_text()
+    assert "Environment=EFFUSE_LEDGERS=/var/lib/effuse/" in (DEPLOY / "effuse-join.service").read_text()
+
+
 def test_services_end_as_ctrl_c_would_and_write_only_where_they_may():
     for name in ("effuse-join.service", "effuse-serve.service"):
         unit = (DEPLOY / name).read_text()

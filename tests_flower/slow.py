@@ -19,7 +19,7 @@ class ToySlow(ToyStateful):
     seconds: float = 3.0
     rounds: tuple[int, ...] = ()  # all, if empty
 
-    @on_client
+    @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         if client.id == self.who and (not self.rounds or client.federated in self.rounds):
             time.sleep(self.seconds)

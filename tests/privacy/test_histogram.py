@@ -7,6 +7,7 @@ import pytest
 
 from effuse.core.rng import Stream
 from effuse.privacy.histogram import Exact, Gaussian, Laplace, gaussian_delta
+from effuse.privacy.noise import SecureNoise, SecureNumbers
 
 MANY = [1000] * 20_000
 
@@ -37,3 +38,12 @@ def test_gaussian_noise_is_minimal():
 def test_negative_counts_are_clipped_and_a_stream_repeats():
     disclosed = [Laplace(epsilon=0.1).disclosed([0] * 100, Stream((seed,))) for seed in (0, 0, 1)]
     assert min(disclosed[0]) == 0.0 < max(disclosed[0]) and disclosed[0] == disclosed[1] != disclosed[2]
+
+
+def test_laplace_noise_of_four_normals():
+    """Standard deviation sqrt(2) / epsilon = 2.83 at epsilon 0.5, and a mean deviation of 1 / epsilon = 2."""
+    rng = SecureNumbers(SecureNoise(bytes(32), bytes(16)))
+    noise = Laplace(epsilon=0.5).noise(100_000, rng)
+    assert noise.std() == pytest.approx(2 * math.sqrt(2), rel=0.02) and noise.mean() == pytest.approx(0, abs=0.05)
+    assert np.abs(noise).mean() == pytest.approx(2.0, rel=0.02)
+    assert (noise > 2 * math.log(10)).mean() == pytest.approx(0.05, rel=0.05), "P(X > s log 10) = 1 / 20"

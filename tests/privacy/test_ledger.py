@@ -338,3 +338,29 @@ def test_whatever_the_ledger_reported_survives_a_kill_at_any_moment(tmp_path):
     counts = [line["count"] for line in lines(tmp_path) if line["kind"] == "nonce"]
     assert counts == list(range(1, len(counts) + 1)) and len(counts) >= len(nonces)
     assert all(ours.reply(key) == key.encode() * 1000 for key in stored)
+
+
+def test_what_protects_images_does_not_protect_groups(tmp_path):
+    """A group's release protects each of its images; the reverse does not hold."""
+    groups = Budget(epsilon=1.0, unit="group", accountant="rdp")
+    ledger(tmp_path, groups).charge(ONE, "a job", FIT)
+    ledger(tmp_path).charge(TWO, "a job", FIT)
+    assert [entry.unit for entry in ledger(tmp_path).entries()] == ["group", "image"]
+    for call in (lambda book: book.charge(numbered(3), "a job", FIT), lambda book: book.foresee("a run", FIT)):
+        with pytest.raises(
+            FederationError, match="would protect each group, but this site's data has been charged for each"
+        ):
+            call(ledger(tmp_path, groups))
+
+
+def test_a_run_is_foreseen_beside_the_charges_of_others(tmp_path):
+    """24 fits cost 0.990 of 1. Its own charges are a part of what a run was going to cost."""
+    ours, theirs = ledger(tmp_path, run="ours"), ledger(tmp_path, run="theirs")
+    for i in range(4):
+        ours.charge(numbered(i), "a job", FIT)
+    ours.foresee("the run", 24 * FIT)
+    assert ours.beside(24 * FIT) == epsilon_of(24 * FIT, 1e-5, "rdp")
+    with pytest.raises(FederationError, match="the run would cost epsilon 0.9.*; with the 0.3.* that this site's data has"):
+        theirs.foresee("the run", 21 * FIT)
+    theirs.foresee("the run", 20 * FIT)
+    assert len(lines(tmp_path)) == 4, "nothing is charged"

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 from private_fits import private
-from toy import ADAM, ALGORITHMS, ToyImages, toy_recipe
+from toy import ADAM, ALGORITHMS, ToyImages, ToyLabelled, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.shared.synthesis import Synthesising
 from effuse.core.algorithm import on_client
 from effuse.core.data import Dataset, Shard, Split
 from effuse.core.errors import EffuseError, RecipeError
@@ -169,3 +170,12 @@ def test_worker_processes_give_the_same_bits(tmp_path):
     recipe = private_recipe(FedAvg(local=ADAM))
     one, two = (run(recipe, tmp_path / str(n), workers=n) for n in (1, 2))
     assert one.weights_sha256 == two.weights_sha256 and one.privacy == two.privacy
+
+
+@pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])
+def test_exact_counts_of_labels_do_not_leave_with_an_upload(name, tmp_path):
+    """A conditional warm-up model is sent with its client's counts."""
+    algorithm = private(ALGORITHMS[name])
+    assert isinstance(algorithm, Synthesising)
+    with pytest.raises(EffuseError, match="exact counts of private images would be sent"):
+        run(toy_recipe(algorithm=algorithm, budget=BUDGET, model=ToyLabelled()), tmp_path / "run")

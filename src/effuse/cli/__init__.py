@@ -64,6 +64,7 @@ def main() -> None:
             export,
             join,
             keys,
+            ledger,
             list,
             pack,
             prune,

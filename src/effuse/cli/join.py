@@ -32,23 +32,37 @@ def join(
     recipe: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Accept only the recipe of this manifest.json.")
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="The most that all runs may cost each image of the data; by default the recipe's budget."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="The delta of --epsilon; by default 1e-5.")] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where that is recorded; by default a file named after the data, so name one if you add images.",
+        ),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Take part as one client until the run ends; the data stays here. Reconnects automatically; Ctrl-C leaves."""
     flower.require()
     from effuse.tools.preview import what_leaves
     from effuse.transport.flower.commands import join as take_part
+    from effuse.transport.flower.guarded import Limit
     from effuse.transport.flower.site import Consent
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # service managers send SIGTERM: handle it as Ctrl-C
     consent = Consent.given(recipe, allow)
-    place = folder or Path(f"site-{client_id}")
+    place, preview = folder or Path(f"site-{client_id}"), what_leaves if dry_run else None
 
     def report(line: str) -> None:
         print(line, flush=True)
 
     try:
-        take_part(server, client_id, data, keys, place, consent, device, report, what_leaves if dry_run else None)
+        limit = Limit(epsilon, delta, ledger)
+        take_part(server, client_id, data, keys, place, consent, device, report, preview, limit)
     except KeyboardInterrupt:
         # exit at once: torch aborts if Python ends while a job runs in its thread
         print("effuse: interrupted", file=sys.stderr, flush=True)

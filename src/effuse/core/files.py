@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from effuse.core.errors import RunError
 
 
-def write_atomically(path: Path, blob: bytes, wait: bool = True) -> None:
+def write_atomically(path: Path, blob: bytes, wait: bool = True, mode: int = 0o666) -> None:
     """Write a file so that a crash leaves either the old or the new one; with `wait`, return once it is on disk."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(blob)
             file.flush()
             if wait:

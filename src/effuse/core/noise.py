@@ -1,11 +1,21 @@
 """The randomness of a private fit: which units a step takes, and the noise on their sum."""
 
 from abc import ABC, abstractmethod
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from effuse.core.rng import Stream
+
+
+class Numbers(Protocol):
+    """What the noise on a few disclosed numbers is drawn from; a numpy generator is one."""
+
+    def normal(self, loc: float, scale: float, size: int) -> np.ndarray: ...
+
+    def laplace(self, loc: float, scale: float, size: int) -> np.ndarray: ...
 
 
 class Noise(ABC):

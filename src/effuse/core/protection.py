@@ -10,7 +10,7 @@ from effuse.core.data import Shard
 from effuse.core.errors import RecipeError
 from effuse.core.fit import Private
 from effuse.core.model import Net
-from effuse.core.noise import KeyedNoise, Noise
+from effuse.core.noise import KeyedNoise, Noise, Numbers
 from effuse.core.privacy import Budget, Release
 from effuse.core.rng import Stream
 from effuse.core.solvers import Solver
@@ -23,10 +23,16 @@ class Protection(NamedTuple):
     budget: Budget
     sigma: float | None  # of fits that leave it to the budget; None in a rehearsal, which finds out what it must cover
     noise: Callable[[Stream, torch.device], Noise] = KeyedNoise
+    numbers: Callable[[Stream], Numbers] = Stream.numpy  # of disclosed counts
 
 
 def protected(
-    protection: Protection | None, net: Net, solver: Solver, data: Shard, noise: Noise, uphill: float | None
+    protection: Protection | None,
+    net: Net,
+    solver: Solver,
+    data: Shard,
+    noise: Callable[[], Noise],
+    uphill: float | None,
 ) -> tuple[Private | None, Release | None]:
     """How a fit protects private data, and what it releases; None for other data."""
     dp = solver.privacy
@@ -47,7 +53,7 @@ def protected(
     units = PrivacyUnits.of(data, protection.budget)
     rate, sigma = solver.rate_on(len(units)), dp.sigma or protection.sigma
     release = Release("fit", noise=sigma, rate=rate, steps=solver.steps_on(len(units)))
-    return Private(dp.clip, sigma, units, rate, dp.repeats, held(dp, len(units), rate), noise), release
+    return Private(dp.clip, sigma, units, rate, dp.repeats, held(dp, len(units), rate), noise()), release
 
 
 def refuse_batch_norm(net: Net) -> None:

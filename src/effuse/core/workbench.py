@@ -223,7 +223,7 @@ class Workbench:
         self.releases.append(release)
 
     def _private(self, net: Net, solver: Solver, data: Shard, source: Stream, uphill: float | None) -> Private | None:
-        private, release = protected(self.protection, net, solver, data, self._noise(source), uphill)
+        private, release = protected(self.protection, net, solver, data, lambda: self._noise(source), uphill)
         if release is not None:
             self.book(release)
         return private

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, PositiveFloat
 
 from effuse.core.errors import RecipeError
+from effuse.core.noise import Numbers
 from effuse.core.privacy import Release
 from effuse.core.rng import Stream
 from effuse.core.spec import Spec, spec
@@ -40,15 +41,19 @@ class Disclosure(Spec, ABC):
         weights = client.unit_weights
         counts = torch.zeros(len(client.data.dataset.classes)).index_add_(0, client.data.labels, weights)
         per_unit = client.size / float(weights.sum())
-        return [n * per_unit for n in self.disclosed(counts.tolist(), stream)]
+        return [n * per_unit for n in self.noisy(counts.tolist(), client.protection.numbers(stream))]
 
     @abstractmethod
-    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+    def noise(self, classes: int, rng: Numbers) -> np.ndarray:
         """The noise to add to the counts."""
 
     def disclosed(self, counts: Sequence[float], stream: Stream) -> list[float]:
-        """The disclosed counts: noisy, clipped at zero (post-processing costs no privacy), and rounded to float32."""
-        noisy = np.asarray(counts, np.float64) + self.noise(len(counts), stream.numpy())
+        """The disclosed counts, with noise from a keyed stream."""
+        return self.noisy(counts, stream.numpy())
+
+    def noisy(self, counts: Sequence[float], rng: Numbers) -> list[float]:
+        """Counts with noise, clipped at zero (post-processing costs no privacy), and rounded to float32."""
+        noisy = np.asarray(counts, np.float64) + self.noise(len(counts), rng)
         return np.maximum(noisy, 0.0).astype(np.float32).astype(np.float64).tolist()  # float32 on the wire
 
 
@@ -64,7 +69,7 @@ class Exact(Disclosure):
     def release(self) -> None:
         return None
 
-    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+    def noise(self, classes: int, rng: Numbers) -> np.ndarray:
         return np.zeros(classes)
 
 
@@ -82,7 +87,7 @@ class Laplace(Disclosure):
     def release(self) -> Release:
         return Release("histogram", "laplace", 1.0 / self.epsilon)
 
-    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+    def noise(self, classes: int, rng: Numbers) -> np.ndarray:
         return rng.laplace(0.0, 1.0 / self.epsilon, classes)
 
 
@@ -112,7 +117,7 @@ class Gaussian(Disclosure):
             low, high = (middle, high) if gaussian_delta(self.epsilon, middle) > self.delta else (low, middle)
         return high
 
-    def noise(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+    def noise(self, classes: int, rng: Numbers) -> np.ndarray:
         return rng.normal(0.0, self.sigma, classes)
 
 

@@ -30,6 +30,7 @@ class Entry:
     run: str  # the digest of the run's manifest
     key: str  # the digest of the order
     what: str
+    unit: str  # what the releases protect: an image, or a group
     releases: tuple[Release, ...]
 
 
@@ -53,7 +54,7 @@ class Ledger:
             paid = book.unfinished.get(key)
             due = paid is None or paid.releases != tuple(releases)
             if due:
-                self._check(book, what, releases)
+                self._check(book, what, releases, book.entries)
             with contextlib.ExitStack() as undo:
                 if key not in self._attempts:
                     file = undo.enter_context(open(path, "a+b", opener=_private))
@@ -65,8 +66,19 @@ class Ledger:
                     undo.callback(self._attempts.pop, key)
                 if due:
                     said = [dataclasses.asdict(release) for release in releases]
-                    book.write(kind="charge", run=self.run, key=key, what=what, releases=said)
+                    book.write(kind="charge", run=self.run, key=key, what=what, unit=self.cap.unit, releases=said)
                 undo.pop_all()
+
+    def foresee(self, what: str, releases: Sequence[Release]) -> None:
+        """Refuse a whole run that the cap does not allow beside what other runs have charged."""
+        with self._locked() as book:
+            self._check(book, what, releases, [entry for entry in book.entries if entry.run != self.run])
+
+    def beside(self, releases: Sequence[Release]) -> float:
+        """The epsilon that these releases and the charges of other runs compose to."""
+        with self._locked() as book:
+            before = _paid([entry for entry in book.entries if entry.run != self.run])
+        return epsilon_of([*before, *releases], self.cap.delta, self.cap.accountant)
 
     def nonce(self, key: str) -> bytes:
         """Sixteen bytes for the noise of one fit of a charged order; none are ever returned twice, not even after a kill."""
@@ -115,7 +127,7 @@ class Ledger:
     def spent(self) -> tuple[float, float]:
         """The epsilon that all charges compose to, at the delta of the cap."""
         with self._locked() as book:
-            return epsilon_of(book.releases(), self.cap.delta, self.cap.accountant), self.cap.delta
+            return epsilon_of(_paid(book.entries), self.cap.delta, self.cap.accountant), self.cap.delta
 
     def entries(self) -> list[Entry]:
         """All charges, oldest first."""
@@ -127,9 +139,14 @@ class Ledger:
         while self._attempts:
             self._attempts.popitem()[1].close()
 
-    def _check(self, book: "_Book", what: str, releases: Sequence[Release]) -> None:
-        """Refuse what the cap does not allow."""
-        cap, before = self.cap, book.releases()
+    def _check(self, book: "_Book", what: str, releases: Sequence[Release], entries: Sequence[Entry]) -> None:
+        """Refuse what the cap does not allow beside these charges."""
+        cap, before = self.cap, _paid(entries)
+        if cap.unit != "image" and any(entry.unit != cap.unit for entry in book.entries):
+            raise FederationError(
+                f"{what} would protect each {cap.unit}, but this site's data has been charged for each image; "
+                "let the site name another --ledger"
+            )
         # quick: where Renyi divergences, which never ask for less, are content
         if epsilon_of([*before, *releases], cap.delta, "rdp") <= cap.epsilon:
             return
@@ -198,9 +215,6 @@ class _Book:
         os.fsync(self.file.fileno())
         self._take(line)
 
-    def releases(self) -> list[Release]:
-        return [release for entry in self.entries for release in entry.releases]
-
     def _take(self, line: bytes) -> None:
         said = json.loads(line)
         if said["after"] != self.last:
@@ -209,7 +223,7 @@ class _Book:
         if kind == "charge":
             paid = tuple(Release(**release) for release in said["releases"])
             merged(paid)  # refuses what is no release
-            self.entries.append(Entry(said["time"], said["run"], key, said["what"], paid))
+            self.entries.append(Entry(said["time"], said["run"], key, said["what"], said["unit"], paid))
             self.unfinished[key] = self.entries[-1]
             self.replies.pop(key, None)
         elif kind == "reply":
@@ -220,6 +234,10 @@ class _Book:
         else:
             raise ValueError(f"{kind!r} is unknown to this version")
         self.last = hashlib.sha256(line).hexdigest()[:32]
+
+
+def _paid(entries: Sequence[Entry]) -> list[Release]:
+    return [release for entry in entries for release in entry.releases]
 
 
 def ledger_folder() -> Path:

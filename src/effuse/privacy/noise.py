@@ -3,6 +3,7 @@
 import hashlib
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,23 @@ class SecureNoise(Noise):
             pairs = (len(part) + 1) // 2
             part.copy_(box_muller(integers(self._noise.update(bytes(16 * pairs))).to(device))[: len(part)])
         return made
+
+
+class SecureNumbers:
+    """The noise on a few disclosed numbers, from private noise."""
+
+    def __init__(self, noise: Noise) -> None:
+        self.noise = noise
+
+    def normal(self, loc: float, scale: float, size: int) -> np.ndarray:
+        return loc + scale * self._normal(size)
+
+    def laplace(self, loc: float, scale: float, size: int) -> np.ndarray:
+        a, b, c, d = self._normal(4 * size).reshape(4, size)
+        return loc + scale * (a * b + c * d)  # its characteristic function is 1 / (1 + t^2)
+
+    def _normal(self, size: int) -> np.ndarray:
+        return self.noise.normal(size, torch.device("cpu")).double().numpy()
 
 
 def integers(stream: bytes) -> Tensor:

@@ -18,7 +18,7 @@ from effuse.transport import flower
 from effuse.transport.context import Engine, EngineContext
 from effuse.transport.device import pick_device
 from effuse.transport.loopback import Loopback
-from effuse.transport.plan import plan
+from effuse.transport.plan import MANY, plan, releases, stand_in
 from effuse.transport.processes import Processes, pick_workers, slots_each
 from effuse.transport.refusals import refuse, refuse_apart
 from effuse.transport.simulator import InProcess, Simulator, on_disk
@@ -92,6 +92,8 @@ def begin(
     privacy = plan(recipe, shards) if served is None else None
     if served or engine == "flower":
         refuse_apart(recipe, train)
+    if served:  # what every site would refuse; what it costs them, only they know
+        releases(recipe, [stand_in(recipe, len(train.classes), MANY)] * recipe.clients)
     pick_speed(recipe, chosen, len(train))
     if train.images.is_meta:
         raise RunError(f"data {recipe.data}: there are labels but no images; it can be checked, not run")

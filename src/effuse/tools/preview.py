@@ -4,11 +4,13 @@ import dataclasses
 import types
 from typing import Any, get_args
 
+from effuse.core.errors import EffuseError
 from effuse.core.ledger import EVALUATION, TRAINING, Account
 from effuse.core.message import is_message, message_hints
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.tools.check import rehearse
+from effuse.transport.flower.guarded import spending
 from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Site
 from effuse.transport.refusals import hollow_model
@@ -32,6 +34,14 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
         if sent:
             counts = f"{sent['messages']} messages, {sent['parameters']:,} parameters, {sent['bytes']:,} bytes"
             lines.append(f"  {why}: {counts}, if this client is chosen as a rehearsal chooses")
+    planned = site.planned(recipe, shard)
+    ledger = site.ledger(recipe, invitation)
+    lines += spending(planned, site.client, ledger)
+    if ledger is not None:
+        try:
+            ledger.foresee("this run", planned.releases(site.client))
+        except EffuseError as error:
+            lines.append(f"this site would refuse it: {error}")
     randomness = "known to the server" if recipe.reproducible else "mixed with this site's secret"
     lines.append(f"nothing else leaves, neither images nor their names; this site's randomness is {randomness}")
     return lines

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from effuse.core.algorithm import FEDERATE
-from effuse.core.data import Shard
+from effuse.core.data import Dataset, Shard
 from effuse.core.federation import SETUP_T
 from effuse.core.privacy import Release
 from effuse.core.protection import Protection
@@ -15,6 +17,7 @@ from effuse.privacy.accountant import epsilon_of, solve
 from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
+MANY = 1000  # images of each class at a site that has many
 Planned = list[tuple[int, Release]]  # (round, release), in order
 
 
@@ -31,6 +34,14 @@ class Plan:
             found = [release for _, release in planned.get(client, [])]
             self.protections[client] = Protection(budget, solve(found, budget) or None)
 
+    def releases(self, client: int) -> list[Release]:
+        """All releases of a client, with their noise."""
+        return self._made(client, self.planned.get(client, []))
+
+    def _made(self, client: int, found: Planned) -> list[Release]:
+        sigma = self.protections[client].sigma
+        return [r if r.noise is not None else dataclasses.replace(r, noise=sigma) for _, r in found]
+
     def spent(self, rounds: int | None = None) -> dict[str, Any] | None:
         """What the releases of the first rounds, or of all, cost each client; None without a budget."""
         budget = self.recipe.budget
@@ -41,14 +52,14 @@ class Plan:
             if client not in self.protections:
                 continue
             sigma = self.protections[client].sigma
-            until = [release for t, release in found if rounds is None or t < rounds]
-            made = [release if release.noise is not None else dataclasses.replace(release, noise=sigma) for release in until]
+            made = self._made(client, [(t, release) for t, release in found if rounds is None or t < rounds])
             spent = epsilon_of(made, budget.delta, budget.accountant) if made else 0.0
             name = "server" if client == SERVER else str(client)
             what = sorted({release.what for release in made})
             clients[name] = {"epsilon": spent, "sigma": sigma, "releases": len(made), "what": what}
         return {
-            "epsilon": max((c["epsilon"] for c in clients.values()), default=0.0),
+            # sites plan for themselves, each within the budget
+            "epsilon": max((c["epsilon"] for c in clients.values()), default=budget.epsilon),
             "delta": budget.delta,
             "budget": budget.epsilon,
             "unit": budget.unit,
@@ -62,6 +73,15 @@ class Plan:
 def plan(recipe: Recipe, shards: Sequence[Shard], only: Sequence[int] | None = None) -> Plan:
     """Rehearse a whole run, and solve the noise of each client, or of some."""
     return Plan(recipe, releases(recipe, shards), only)
+
+
+def stand_in(recipe: Recipe, classes: int, images: int) -> Shard:
+    """Data of a site that nobody here has seen: so many images of each class, without values, each a group of its own."""
+    side, channels, _ = recipe.model.shape
+    labels = torch.arange(classes).repeat(images)
+    pixels = torch.empty((len(labels), channels, side, side), dtype=torch.uint8, device="meta")
+    data = Dataset(pixels, labels, tuple(map(str, range(classes))), groups=torch.arange(len(labels)))
+    return Shard.whole(recipe.protected(data))
 
 
 def releases(recipe: Recipe, shards: Sequence[Shard]) -> dict[int, Planned]:

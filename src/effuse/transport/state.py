@@ -53,23 +53,30 @@ class Snapshots:
         """The state of that snapshot; the name of a client without a snapshot is None, and its state is empty."""
         if name is None:
             return {}
-        path = self._path(name)
-        try:
-            blob = path.read_bytes()
-        except OSError:
-            raise FederationError(
-                f"client folder {self.folder} has no snapshot '{name}' that the server expects; "
-                "restore the folder from a backup, or start a new run"
-            ) from None
+        path, blob = self._path(name), self.blob(name)
         table = blob[8 : 8 + int.from_bytes(blob[:8], "little")]
         if (refusal := saved_by_another(table, path)) is not None:
             raise FederationError(refusal)
         return unpack_state(blob)
 
+    def blob(self, name: str) -> bytes:
+        """The content of a snapshot's file."""
+        try:
+            return self._path(name).read_bytes()
+        except OSError:
+            raise FederationError(
+                f"client folder {self.folder} has no snapshot '{name}' that the server expects; "
+                "restore the folder from a backup, or start a new run"
+            ) from None
+
     def write(self, name: str, state: dict[str, Any]) -> None:
+        self.put(name, pack_state(state))
+
+    def put(self, name: str, blob: bytes) -> None:
+        """Write a snapshot's file."""
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(name), pack_state(state), self.wait)
+        write_atomically(self._path(name), blob, self.wait)
 
     def settle(self, name: str) -> None:
         """Wait until the disk holds that snapshot, so that it survives a power cut."""

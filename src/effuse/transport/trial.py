@@ -38,7 +38,7 @@ def side_by_side(machines: Sequence[M], recipe: Recipe, train: Dataset, report: 
 
     def trial(machine: M, owner: int) -> str:
         net = machine.load(model, owner)
-        private, _ = protected(protection, net, solver, shard, KeyedNoise(stream, machine.device), None)
+        private, _ = protected(protection, net, solver, shard, lambda: KeyedNoise(stream, machine.device), None)
         work = Work(
             solver=solver, task=task, shard=shard, lr=solver.lr, stream=stream, place=0, where="trial", private=private
         )

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from effuse.core.errors import FederationError
 from effuse.core.wire import decode
-from effuse.transport.flower import site as site_module
-from effuse.transport.flower import supernode
+from effuse.transport.flower import log, supernode
 from effuse.transport.flower.messages import ANSWER, Invitation, Packet, Refusal
 from effuse.transport.flower.site import Consent, Site
 from effuse.transport.flower.supernode import SiteClient
@@ -166,7 +165,7 @@ def test_the_traceback_of_a_failed_job_is_in_the_sites_log_only(failing):
 
 def test_the_log_is_rotated_and_stays_private(failing, monkeypatch):
     """Two lines of 600 bytes do not fit into 1,000: the first is in site.log.1."""
-    monkeypatch.setattr(site_module, "LOG_BYTES", 1000)
+    monkeypatch.setattr(log, "LOG_BYTES", 1000)
     folder = failing[0].site.folder
     site = Site(folder, 0, None, Consent(), "cpu", lambda words: None)
     for letter in "ab":

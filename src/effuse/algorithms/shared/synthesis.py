@@ -120,6 +120,8 @@ class Synthesising(Draws):
 
     def counts(self, client: Client) -> list[int]:
         """What a client tells of its images of each class."""
+        if client.protection is not None:
+            raise RecipeError(f"{client.where}: exact counts of private images would be sent; use a model without classes")
         return client.data.histogram
 
     def noting(self, server: SynthesisServer, client: int, upload: "Upload") -> SynthesisServer:

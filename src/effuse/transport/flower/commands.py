@@ -10,6 +10,7 @@ from effuse.core.data import Source
 from effuse.core.errors import FederationError, RecipeError
 from effuse.core.federation import Federation
 from effuse.transport.context import Engine, EngineContext
+from effuse.transport.flower.guarded import Limit
 from effuse.transport.flower.keys import ClientKeys, ServerKeys
 from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.server import Flower
@@ -68,11 +69,12 @@ def join(
     device: str,
     say: Callable[[str], None],
     preview: Callable[[Site, Invitation], list[str]] | None = None,
+    limit: Limit = Limit(),  # noqa: B008
 ) -> None:
     """Take part as one client until the run is over; with a `preview`, show what would leave the site, and disconnect."""
     address(server)
     own = ClientKeys(keys, client) if keys is not None else None
-    site = Site(folder, client, source(data), consent, device, say)
+    site = Site(folder, client, source(data), consent, device, say, limit)
     site_client = SiteClient(site, server, own)
     if preview is not None:
         for line in preview(site, site_client.peek()):

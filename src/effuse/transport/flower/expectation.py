@@ -9,20 +9,20 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from effuse.core.algorithm import Job, fields_of
-from effuse.core.data import Dataset, Shard
 from effuse.core.errors import EffuseError, WireError
 from effuse.core.ledger import size_of
 from effuse.core.message import is_message
 from effuse.core.model import Arch, Model
 from effuse.core.params import Params
+from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
 from effuse.core.rng import Stream
 from effuse.core.spec import text
 from effuse.core.visit import each_params, map_params, placed
 from effuse.core.workbench import Client
 from effuse.machines.hollow import Hollow
+from effuse.transport.plan import MANY, stand_in
 
-MANY = 1000  # images of each class at a client that has many
 OVERHEAD = 1 << 20  # bytes for names, numbers and text
 UNKNOWN_LIMIT = 64 << 20  # bytes of a reply beside four times what was sent, where its shapes are unknown
 
@@ -182,11 +182,10 @@ class Expectation:
 
     def _client(self, images: int) -> Client:
         """A client with so many images of each class."""
-        side, channels, _ = self.recipe.model.shape
-        labels = torch.arange(self.classes).repeat(images)
-        pixels = torch.empty((len(labels), channels, side, side), dtype=torch.uint8, device="meta")
-        data = Dataset(pixels, labels, tuple(map(str, range(self.classes))))
-        client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, Shard.whole(data))
+        shard = stand_in(self.recipe, self.classes, images)
+        client = Client(self._machine, self.recipe.task, self.recipe.rounds, 0, shard)
+        if self.recipe.budget is not None:
+            client.protection = Protection(self.recipe.budget, None)
         client.begin(Stream(("expectation",)), 0)
         return client
 

@@ -3,36 +3,45 @@
 import contextlib
 import dataclasses
 import json
-import logging
-import logging.handlers
-import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from effuse.core.capabilities import Discloses
 from effuse.core.data import Dataset, Shard, Source
-from effuse.core.errors import DataError, EffuseError, FederationError, ModelError, RecipeError, TrainingError, WireError
+from effuse.core.errors import (
+    DataError,
+    EffuseError,
+    FederationError,
+    ModelError,
+    RecipeError,
+    RunError,
+    TrainingError,
+    WireError,
+)
 from effuse.core.federation import Order
 from effuse.core.files import held, write_atomically, writing
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
 from effuse.core.workbench import Client
 from effuse.fast import machines_for
+from effuse.privacy.ledger import Ledger
+from effuse.privacy.noise import KEY_BYTES
 from effuse.tasks.classify import Classify
 from effuse.transport.device import pick_device
+from effuse.transport.flower.guarded import Guarded, Limit, Withheld, spending, without_values
+from effuse.transport.flower.log import log_in
 from effuse.transport.flower.messages import Enrolment, Invitation
+from effuse.transport.plan import Plan, plan
 from effuse.transport.refusals import refuse_model
 from effuse.transport.state import Snapshots
 from effuse.transport.worker import Worker
 
 # errors whose sentences the server is sent; those about data and files may name patients and paths
-DISCLOSED = (FederationError, ModelError, RecipeError, TrainingError, WireError)
-LOG_BYTES, LOG_FILES = 1 << 20, 3  # of site.log: size at which it is rotated, and how many older ones are kept
+DISCLOSED = (FederationError, ModelError, RecipeError, TrainingError, WireError, Withheld)
+Handle = Callable[[bytes, bytes], tuple[bytes, bytes]]
 MIN_DIGITS = 12  # hexadecimal digits of a hash that --allow must have
 
 
@@ -70,8 +79,22 @@ class Site:
     """One client, on the machine that holds its data."""
 
     def __init__(
-        self, folder: Path, client: int, data: Source | None, consent: Consent, device: str, say: Callable[[str], None]
+        self,
+        folder: Path,
+        client: int,
+        data: Source | None,
+        consent: Consent,
+        device: str,
+        say: Callable[[str], None],
+        limit: Limit = Limit(),  # noqa: B008
     ) -> None:
+        limit.check()
+        if data is None and limit != Limit():
+            raise FederationError(
+                "--data recipe is a simulated site, whose noise protects nobody; "
+                "leave --epsilon, --delta and --ledger out, or give --data of your own"
+            )
+        self.limit = limit
         self.folder, self.client, self.data, self.consent, self._show = folder, client, data, consent, say
         self.device = pick_device(device)
         self.session = secrets.token_hex(8)
@@ -81,6 +104,7 @@ class Site:
         self.train = data.load("train") if data is not None else None  # unreadable data fails before anyone waits
         self.held_out = "" if data is None else f"; held out: {_held_out(data)}"
         self.worker: Worker | None = None
+        self._carry_out: Handle
         self._threads = self._cores = torch.get_num_threads()  # all of this machine's, or OMP_NUM_THREADS
 
     @contextlib.contextmanager
@@ -116,7 +140,7 @@ class Site:
         """Agree, and prepare the worker: data on the device, machine built."""
         recipe = self.agree(invitation)
         if self.worker is None:
-            self.worker = self._prepared(recipe, invitation.classes)
+            self.worker, self._carry_out = self._prepared(recipe, invitation)
         return Enrolment(self.client, self.session)
 
     def perform(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -124,7 +148,7 @@ class Site:
         if self.worker is None:
             raise FederationError(f"client {self.client} was sent an order before the terms")
         torch.set_num_threads(self._threads)  # a setting of the calling thread; it changes float sums
-        return self.worker.handle(head, body)
+        return self._carry_out(head, body)
 
     def report(self, words: str) -> None:
         """Show a sentence on the screen, and write it to the site's log."""
@@ -133,7 +157,8 @@ class Site:
 
     def failed(self, error: Exception) -> str:
         """Report an error at the site, with its traceback in the log; returns the sentence for the server."""
-        words = f"refused: {error}" if isinstance(error, EffuseError) else f"failed: {type(error).__name__}: {error}"
+        cause = error.__cause__ if isinstance(error, Withheld) and error.__cause__ else error
+        words = f"refused: {cause}" if isinstance(cause, EffuseError) else f"failed: {type(cause).__name__}: {cause}"
         self._log.error(words, exc_info=error)
         self._show(words)
         return self.disclosed(error)
@@ -163,15 +188,30 @@ class Site:
             train = relabelled(train, classes)
         refuse_images(recipe, train)
         refuse_model(recipe, train)
-        return Shard.whole(train.to(self.device))
+        self.limit.accept(recipe)
+        return Shard.whole(recipe.protected(train).to(self.device))
 
     def counted(self, shard: Shard) -> str:
         """How many images take part, by class, and how many are held out; shown at the site and never sent."""
         classes = ", ".join(f"{name} {n:,}" for name, n in zip(shard.dataset.classes, shard.histogram))
         return f"{len(shard):,} image{'s' * (len(shard) != 1)}: {classes}{self.held_out}"
 
-    def _prepared(self, recipe: Recipe, classes: tuple[str, ...]) -> Worker:
-        shard = self.shard(recipe, classes)
+    def planned(self, recipe: Recipe, shard: Shard) -> Plan:
+        """What this client will release in a whole run, and the noise of its fits."""
+        if self.train is None:  # a simulated site: as in a simulation
+            shards = recipe.shards(recipe.data.load("train")) if recipe.budget is not None else []
+            return plan(recipe, shards, only=[self.client])
+        return plan(recipe, [without_values(shard)] * recipe.clients, only=[self.client])
+
+    def ledger(self, recipe: Recipe, invitation: Invitation) -> Ledger | None:
+        """The ledger of this site's own data; None where the recipe has no budget, or the site is simulated."""
+        if self.train is None or recipe.budget is None:
+            return None
+        return self.limit.opened(recipe.budget, self.train.digest, invitation.digest)
+
+    def _prepared(self, recipe: Recipe, invitation: Invitation) -> tuple[Worker, Handle]:
+        """The worker, and what carries out its orders."""
+        shard = self.shard(recipe, invitation.classes)
         machine = machines_for(recipe, self.device, len(shard))[0]
         # for the same bits as a simulation, a site uses the threads of one simulated client; otherwise all cores
         simulated = recipe.reproducible or self.data is None
@@ -184,36 +224,29 @@ class Site:
             return Client(machine, recipe.task, recipe.rounds, k, shard)
 
         secret = b"" if recipe.reproducible else self._secret()
+        worker = Worker(recipe.algorithm, recipe.seed, client, lambda k: snapshots, recipe.wire, secret)
+        worker.protections = (planned := self.planned(recipe, shard)).protections
+        carry_out = worker.handle
+        if self.train is not None and (ledger := self.ledger(recipe, invitation)) is not None:
+            ledger.foresee("this run", planned.releases(self.client))
+            about = f"{invitation.digest} {self.train.digest}".encode()
+            own = planned.protections[self.client]
+            carry_out = Guarded(worker, recipe, client(self.client), ledger, own, about).handle
+            for line in spending(planned, self.client, ledger):
+                self.report(line)
         self.report(f"client {self.client} is ready with {self.counted(shard)}")
-        return Worker(recipe.algorithm, recipe.seed, client, lambda k: snapshots, recipe.wire, secret)
+        return worker, carry_out
 
     def _secret(self) -> bytes:
         """The site's own part of its randomness: a server that knew the batches and the noise could invert updates."""
         path = self.folder / "secret"
         if not path.exists():
-            with writing(path):
-                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with open(handle, "wb") as file:
-                    file.write(secrets.token_bytes(32))
-        return path.read_bytes()
-
-
-class PrivateFile(logging.handlers.RotatingFileHandler):
-    """A log that only its owner may read: its sentences may name patients and paths."""
-
-    def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
-
-
-def log_in(folder: Path) -> logging.Logger:
-    """The site's log; each site has its own logger, so that two sites in one process have separate logs."""
-    handler = PrivateFile(folder / "site.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES, delay=True)
-    form = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    form.converter = time.gmtime
-    handler.setFormatter(form)
-    log = logging.Logger("effuse.site")
-    log.addHandler(handler)
-    return log
+            write_atomically(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
+        if len(secret := path.read_bytes()) != KEY_BYTES:
+            raise RunError(
+                f"{path} has {len(secret)} bytes and not {KEY_BYTES}; restore it from a backup, or delete it for a new one"
+            )
+        return secret
 
 
 def _held_out(data: Source) -> str:
