@@ -49,7 +49,7 @@ class Plan:
             return None
         clients: dict[str, Any] = {}
         for client, found in self.planned.items():
-            if client not in self.protections:
+            if client not in self.protections or not found:
                 continue
             sigma = self.protections[client].sigma
             made = self._made(client, [(t, release) for t, release in found if rounds is None or t < rounds])
