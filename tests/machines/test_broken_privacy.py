@@ -48,8 +48,8 @@ class PixelWeights(Arch):
 
 
 @spec
-class Raise(Task):
-    """Raise the weights of the white pixels."""
+class Climb(Task):
+    """Climb the weights of the white pixels."""
 
     def draw(self, n, image, labels, generator):
         return {}
@@ -70,7 +70,7 @@ def promise_is_kept(machine) -> None:
     shard = Shard.whole(Dataset(pixels, torch.zeros(len(pixels), dtype=torch.int64), ("a",)))
     solver = SGD(lr=1.0, batch=m, steps=1, privacy=DpSgd(clip=1.0))
     net = machine.load(PixelWeights(side=SIDE, channels=1, classes=1).initial(Stream((0,))))
-    machine.fit(net, private_work(solver, shard, Raise(), sigma=sigma))
+    machine.fit(net, private_work(solver, shard, Climb(), sigma=sigma))
     found = audited(-net.params["w"].detach().flatten(), coins, guesses_by_rule(m), DELTA)
     promised = epsilon_of([Release("fit", noise=sigma)], DELTA)
     assert 1 < promised < 2.5

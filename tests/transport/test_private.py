@@ -82,7 +82,7 @@ def across(net: Net, batch: Batch, given: Given) -> torch.Tensor:
 
 
 @spec
-class Contrasting(FedAvg):
+class Repelling(FedAvg):
     @on_client(covered=True)
     def train(self, client: Client, model: Model) -> Update:
         net = client.load(model)
@@ -92,8 +92,8 @@ class Contrasting(FedAvg):
 
 def test_a_loss_that_compares_images_is_refused(tmp_path):
     with pytest.raises(EffuseError, match="the loss across compares the images of a batch"):
-        run(private_recipe(Contrasting(local=ADAM)), tmp_path / "run")
-    run(toy_recipe(algorithm=Contrasting(local=ADAM)), tmp_path / "plain")
+        run(private_recipe(Repelling(local=ADAM)), tmp_path / "run")
+    run(toy_recipe(algorithm=Repelling(local=ADAM)), tmp_path / "plain")
 
 
 def test_groups_are_protected_as_one(tmp_path):
