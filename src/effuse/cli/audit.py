@@ -80,7 +80,8 @@ def show(report: dict[str, Any]) -> None:
     )
     table.add_row("promised", said)
     if promise is not None and (ledger := promise["ledger"]) is not None and ledger["clients"]:
-        table.add_row("spent by a client", f"epsilon {ledger['epsilon']:.4g} at most; not covered: {ledger['not_covered']}")
+        table.add_row("spent by a client", f"epsilon {ledger['epsilon']:.4g} at most")
+        table.add_row("not covered", ledger["not_covered"])
     table.add_row("images", report["about"]["images"])
     if report["clients"] is not None:
         table.add_row("generators", report["about"]["generators"])
