@@ -112,7 +112,9 @@ def trim(library: Path) -> None:
     for pipeline in (library / "diffusers" / "pipelines").iterdir():
         if pipeline.is_dir() and pipeline.name not in KEPT_PIPELINES:
             shutil.rmtree(pipeline)
-    for unused in [*library.rglob("__pycache__"), *library.glob("*.dist-info/RECORD"), library / "bin"]:
+    tests = [*library.rglob("tests"), *library.rglob("*_test.py")]
+    records = [*library.rglob("__pycache__"), *library.glob("*.dist-info/RECORD")]
+    for unused in [*tests, *records, library / "bin", library / "diffusers" / "modular_pipelines"]:
         shutil.rmtree(unused) if unused.is_dir() else unused.unlink(missing_ok=True)
 
 
@@ -136,8 +138,8 @@ def main() -> None:
     library.mkdir(parents=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(library)]
     subprocess.run([*command, *choosing(options.python, options.platform), *packages], check=True)
-    shutil.copytree(ROOT / "src" / "effuse", library / "effuse")
     trim(library)
+    shutil.copytree(ROOT / "src" / "effuse", library / "effuse", ignore=shutil.ignore_patterns("__pycache__"))
     starter.write_text(launcher(options.python, without))
     size = sum(f.stat().st_size for f in options.out.rglob("*") if f.is_file())
     print(f"{options.out}: {size / 1e6:.1f} MB, {len(packages)} packages for Python {options.python}")
