@@ -14,7 +14,10 @@ from toy import ADAM, ToyStateful, toy_recipe
 
 import effuse
 from effuse.core.errors import FederationError, RunError, WireError
+from effuse.core.federation import SETUP_T
+from effuse.core.rng import stream
 from effuse.core.wire import decode, encode, marks_in
+from effuse.core.workbench import SERVER
 from effuse.runs import driver, folder
 from effuse.runs.evaluation import evaluate_run
 from effuse.runs.folder import RunFolder
@@ -59,11 +62,15 @@ def test_a_finished_run_of_an_older_version_is_measured_again(old):
 
 
 def test_a_finished_run_of_an_older_version_is_pruned_and_repeated(old, tmp_path):
-    """A ratio of 0 removes nothing; the manifest repeats the training bit by bit."""
+    """A ratio of 0 removes nothing. The manifest repeats the training, but for the rounding of another machine."""
     pruned = prune_run(old / "fedavg", 0.0, tmp_path / "small", settings=["evaluate.metrics=[]"], device="cpu")
     assert pruned["after"]["parameters"] == pruned["before"]["parameters"]
-    again = driver.run(effuse.recipe(str(old / "fedavg" / "manifest.json")), tmp_path / "again")
-    assert again.weights_sha256 == RunFolder(old / "fedavg").read_result().weights_sha256
+    recipe = effuse.recipe(str(old / "fedavg" / "manifest.json"))
+    driver.run(recipe, tmp_path / "again")
+    before = recipe.model.initial(stream(recipe.seed, SETUP_T, "model", 0, SERVER, "initial")).params
+    then, again = (load(run).model.params for run in (old / "fedavg", tmp_path / "again"))
+    # the first step of Adam moves a weight by lr, whatever its gradient, so rounding may turn a step round
+    assert (again - then).norm() < 0.1 * (then - before).norm()
 
 
 def test_an_unfinished_run_of_an_older_version_is_refused(old, monkeypatch):
