@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from effuse.core.data import Dataset
 from effuse.core.errors import TrainingError
 from effuse.core.message import message
 from effuse.core.spec import Spec, spec
+
+if TYPE_CHECKING:
+    from effuse.core.machine import Machine
 
 Protocol: TypeAlias = dict[str, str | int | float | bool | None]
 
@@ -63,6 +66,7 @@ class Subject:
     device: torch.device
     samples: Callable[[int], Images]  # the first n samples of the evaluation's own stream; drawn once and shared
     predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
+    machine: "Machine | None" = None  # the run's, for metrics that train
     cache: Path | None = None  # the folder of reference features and encoders
     # networks and reference features in memory, shared between the models of one evaluation
     memo: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)

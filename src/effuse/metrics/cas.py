@@ -36,9 +36,9 @@ class Cas(Metric):
         require_labels(self, samples.labels is not None)
         assert samples.labels is not None
         data = Dataset(samples.bytes().to(subject.device), samples.labels.to(subject.device), subject.train.classes)
-        machine, stream = Eager(subject.device), Stream((self.seed, "cas"))
+        machine, stream, owner = subject.machine or Eager(subject.device), Stream((self.seed, "cas")), object()
         with torch.inference_mode(False), torch.enable_grad():
-            net = machine.load(self.arch.resolved(data.shape).initial(stream.child("initial")).to(subject.device))
+            net = machine.load(self.arch.resolved(data.shape).initial(stream.child("initial")).to(subject.device), owner)
             work = Work(
                 solver=self.solver,
                 task=Classify(),
@@ -50,6 +50,7 @@ class Cas(Metric):
             )
             machine.fit(net, work)
         found = Accuracy().measure(_of(subject, net))["accuracy"]
+        machine.release(owner)
         protocol: Protocol = {**found.protocol, "trained_on": self.n, "arch": text(self.arch), "solver": text(self.solver)}
         return {"cas": Measurement(found.value, protocol)}
 

@@ -60,6 +60,7 @@ class Evaluator:
             device=self.bench.machine.device,
             samples=_taker(images),
             predict=None if model is None else self._predictor(model),
+            machine=self.bench.machine,
             cache=self.cache,
             memo=self.memo,
         )
