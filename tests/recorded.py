@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -80,6 +82,19 @@ def play_on_a_cpu(patch) -> None:
 
     patch.setattr(Captured, "recorded", recorded)
     patch.setattr(torch.cuda, "Stream", lambda device: None)
+
+
+def taken(lock: "threading.RLock") -> bool:
+    """Whether another thread would have to wait for the lock."""
+
+    def wait() -> bool:
+        free = lock.acquire(blocking=False)
+        if free:
+            lock.release()
+        return not free
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(wait).result()
 
 
 OF_A_FIT = ("lr", "epochs", "steps", "schedule", "state", "privacy")  # the fields of a solver that need no other recording

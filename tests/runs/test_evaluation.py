@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from recorded import taken
 from toy import ADAM, ToyUnet, toy_recipe
 
 from effuse.algorithms.feddiffuse import UDec, ULatDec
@@ -37,7 +38,7 @@ class ToyBrightness(Metric):
         return (self.called,)
 
     def measure(self, subject: Subject) -> dict[str, Measurement]:
-        assert SETTINGS.locked(), "metrics need the lock: a recording in another thread sets options under which they fail"
+        assert taken(SETTINGS), "metrics need the lock: a recording in another thread sets options under which they fail"
         return {self.called: Measurement(float(subject.samples(self.n).pixels.double().mean()), {"generated": self.n})}
 
 

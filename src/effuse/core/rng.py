@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 DEFAULT_GENERATOR = threading.RLock()  # torch has one per process: parallel clients use it in turn
-# torch's settings are global too: hold this to change them, or to rely on them
-SETTINGS = threading.Lock()
+# torch's settings are global too: hold this to change them, or to rely on them; take it before the generator
+SETTINGS = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from recorded import play_on_a_cpu
+from recorded import play_on_a_cpu, taken
 from torch._dynamo.utils import counters
 from toy import ToyImages, ToyUnet
 
@@ -15,13 +15,14 @@ from effuse.core.data import Shape, Shard
 from effuse.core.fit import Work
 from effuse.core.model import Arch
 from effuse.core.params import Buffers, Params
-from effuse.core.rng import Stream
+from effuse.core.rng import SETTINGS, Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
 from effuse.core.spec import spec
 from effuse.diffusion.decode import Decode
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.fast.graph import captured
 from effuse.fast.graph.captured import Captured
+from effuse.fast.graph.recording import WARM_UP
 from effuse.fast.ops.dropout import KeyedNet
 from effuse.machines.eager import Eager
 from effuse.models.cvae import Cvae
@@ -235,6 +236,26 @@ def test_batch_norm_is_recorded_where_no_batch_is_padded(solver, captures):
         assert counters and set(counters) == {a.steps}
         assert any((z[k] - model.buffers[k]).abs().max() > 0.01 for k in model.buffers if k.endswith("running_mean"))
     assert fast.captures == captures
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_eager_work_and_recordings_of_other_slots_take_turns():
+    """A recording changes settings of the whole process: nothing eager may run beside it. Replays need no settings."""
+    machine, seen = Captured(CPU, compiled=False), []
+
+    def watched(net, batch, given):
+        seen.append(taken(SETTINGS))
+        return batch.task.loss(net, batch)
+
+    model = NORMED.initial(Stream((0,)))
+    normed(machine, SGD(lr=0.1, batch=16, epochs=1), model, loss=watched)  # its last batch is smaller
+    assert seen == [True] * 4
+    seen.clear()
+    normed(machine, SGD(lr=0.1, batch=16, steps=3), model, loss=watched)
+    assert seen == [True] * WARM_UP + [False] * 3
+    net = machine.load(model)
+    machine.apply(net, lambda net, batch, given: watched(net, batch, given).expand(50), Classify(), SHARD, {}, Stream((0,)))
+    assert seen[-1] and not taken(SETTINGS)
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

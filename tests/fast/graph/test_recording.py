@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from effuse.core.errors import TrainingError
-from effuse.core.rng import SETTINGS
 from effuse.fast.graph.recording import deterministic
 
 BILINEAR = "upsample_bilinear2d_backward does not have a deterministic implementation, but you set it. You can turn it off"
@@ -45,23 +44,18 @@ def test_other_errors_are_raised():
     make = Recording("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
         deterministic(make, always=False)
-    assert make.modes == [True] and not SETTINGS.locked()
+    assert make.modes == [True] and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_settings_are_restored_and_locked_meanwhile():
-    """A mode that only warns is restored. Another thread has to wait for the lock."""
+def test_settings_are_restored():
+    """A mode that only warns is."""
     torch.set_deterministic_debug_mode("warn")
     try:
         seen = deterministic(
-            lambda: (
-                torch.get_deterministic_debug_mode(),
-                SETTINGS.locked(),
-                torch.utils.deterministic.fill_uninitialized_memory,
-            ),
+            lambda: (torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory),
             always=True,
         )
-        assert seen == (2, True, False)
+        assert seen == (2, False)
         assert torch.get_deterministic_debug_mode() == 1 and torch.utils.deterministic.fill_uninitialized_memory
     finally:
         torch.set_deterministic_debug_mode("default")
-    assert not SETTINGS.locked()

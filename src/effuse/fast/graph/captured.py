@@ -7,18 +7,19 @@ replay, so one recording per (network, solver, loss, direction, batch shape) ser
 
 import gc
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from effuse.core.data import Shard
 from effuse.core.fit import Fit, Work
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Net, draws_inside
 from effuse.core.params import Params
-from effuse.core.rng import Stream, keyed
+from effuse.core.rng import SETTINGS, Stream, keyed
 from effuse.core.sampler import Sampler
-from effuse.core.task import Task
+from effuse.core.task import Feature, Given, Task
 from effuse.fast.graph.private import PrivateSteps
 from effuse.fast.graph.recording import RECORDERS, deterministic, record
 from effuse.fast.graph.sampling import Evaluation, Recorded
@@ -29,6 +30,7 @@ from effuse.fast.ops.bf16 import Bf16Weights
 from effuse.fast.ops.kernels import available
 from effuse.machines.eager import Eager
 
+T = TypeVar("T")
 KERNELS = ("norm", "attention", "cast")  # replaced by our kernels where these run; "norm" includes the adjacent biases
 TRIES_TILINGS = "write_are_deterministic_algorithms_enabled"  # if False, the compiler tries tilings in deterministic mode
 VARIANTS = (
@@ -61,18 +63,29 @@ class Captured(Eager):
 
     def fit(self, net: Net, work: Work) -> tuple[Fit, Params | None]:
         if not recordable(net.module, work):
-            return super().fit(net, work)
+            with SETTINGS:  # a recording in another thread would choose other algorithms, and fail beside this fit's
+                return super().fit(net, work)
         frozen = tuple(k for k, p in net.params.items() if not p.requires_grad)
         key = step_key(net.arch, work, frozen)
         if key not in self._steps:
             kind: type[TrainingStep | PrivateSteps] = TrainingStep if work.private is None else PrivateSteps
-            self._steps[key] = self.recorder.submit(kind, self, net.arch, work, frozen).result()
-            self.captures += 1
+            self._steps[key] = self._made(lambda: kind(self, net.arch, work, frozen))
         step = self._steps[key]
         if not step.draws:
             return step.run(net, work)
         with keyed(work.stream.child("dropout")):
             return step.run(net, work)
+
+    def apply(self, net: Net, function: Feature, task: Task, shard: Shard, given: Given, stream: Stream) -> Tensor:
+        with SETTINGS:
+            return super().apply(net, function, task, shard, given, stream)
+
+    def _made(self, make: Callable[[], T]) -> T:
+        """A recording, made while no other thread relies on torch's settings."""
+        with SETTINGS:
+            made = self.recorder.submit(make).result()
+        self.captures += 1
+        return made
 
     def forget(self, arch: Arch) -> None:
         super().forget(arch)
@@ -104,8 +117,7 @@ class Captured(Eager):
         """The recording for batches of that shape."""
         key = (arch, tuple(x.shape), labels)
         if key not in self._evaluations:
-            self._evaluations[key] = self.recorder.submit(Evaluation, self, arch, x, labels).result()
-            self.captures += 1
+            self._evaluations[key] = self._made(lambda: Evaluation(self, arch, x, labels))
         return self._evaluations[key]
 
     def network(self, arch: Arch, plain: bool = False) -> nn.Module:

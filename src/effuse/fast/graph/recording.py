@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from effuse.core.errors import TrainingError
-from effuse.core.rng import DEFAULT_GENERATOR, SETTINGS
+from effuse.core.rng import DEFAULT_GENERATOR
 
 T = TypeVar("T")
 # cuDNN caches its choice of algorithms per thread, and different choices give different bits. So one thread makes all
@@ -38,20 +38,22 @@ def record(step: Callable[[], None], stream: torch.cuda.Stream, trying: bool) ->
 
 
 def deterministic(make: Callable[[], T], always: bool) -> T:
-    """Make a recording from deterministic operations; unless `always`, warn and use others where torch lacks them."""
-    with SETTINGS:
-        try:
-            with _in_order(True):
-                return make()
-        except RuntimeError as error:
-            if "deterministic" not in str(error):
-                raise
-            unordered = str(error).split(". ")[0]
-        if always:
-            raise TrainingError(f"reproducible=True is impossible for this network on a GPU: {unordered}")
-        warnings.warn(f"two runs of this network may differ in the last bits: {unordered}", stacklevel=2)
-        with _in_order(False):
+    """Make a recording from deterministic operations; unless `always`, warn and use others where torch lacks them.
+
+    It changes torch's settings: the thread that waits for the recording holds SETTINGS.
+    """
+    try:
+        with _in_order(True):
             return make()
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        unordered = str(error).split(". ")[0]
+    if always:
+        raise TrainingError(f"reproducible=True is impossible for this network on a GPU: {unordered}")
+    warnings.warn(f"two runs of this network may differ in the last bits: {unordered}", stacklevel=2)
+    with _in_order(False):
+        return make()
 
 
 @contextlib.contextmanager
