@@ -131,3 +131,12 @@ def test_filters_see_the_same_images(tmp_path):
     run(recipe, tmp_path / "run")
     rows = {row["rule"]: row["images"] for row in measured("filters.py", str(tmp_path / "run"))["rows"]}
     assert rows["everything"] == 1442 and rows["fmf 0.01"] == rows["random 0.01"] == 1428 and 0 < rows["oracle"] < 1442
+
+
+@ITSELF
+def test_two_checkouts_train_in_turns():
+    """This checkout beside itself."""
+    here = str(ROOT.parent)
+    (row,) = measured("two_checkouts.py", here, here)["rows"]
+    assert (row["network"], row["variant"], len(row["ratios"])) == ("digits", "eager", 3)
+    assert row["ratio"] == sorted(row["ratios"])[1] > 0
