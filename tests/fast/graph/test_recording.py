@@ -1,10 +1,13 @@
 """Recordings that repeat to the bit."""
 
+import contextlib
+import gc
+
 import pytest
 import torch
 
 from effuse.core.errors import TrainingError
-from effuse.fast.graph.recording import deterministic
+from effuse.fast.graph.recording import WARM_UP, deterministic, record
 
 BILINEAR = "upsample_bilinear2d_backward does not have a deterministic implementation, but you set it. You can turn it off"
 
@@ -59,3 +62,35 @@ def test_settings_are_restored():
         assert torch.get_deterministic_debug_mode() == 1 and torch.utils.deterministic.fill_uninitialized_memory
     finally:
         torch.set_deterministic_debug_mode("default")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_step_is_recorded(monkeypatch, fails):
+    """An old recording that is freed in the middle of a new one would spoil it. Old cycles go before it begins."""
+    seen, gone = [], []
+
+    class Old:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            gone.append(self)
+
+    @contextlib.contextmanager
+    def graph(*arguments, **options):
+        seen.append("begins")
+        assert len(gone) == 1, "the old recording is collected before"
+        yield
+
+    def step() -> None:
+        seen.append(gc.isenabled())
+        if fails and len(seen) > WARM_UP:
+            raise RuntimeError("out of memory")
+
+    for name, stand_in in (("graph", graph), ("CUDAGraph", object), ("synchronize", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    Old()
+    with pytest.raises(RuntimeError, match="out of memory") if fails else contextlib.nullcontext():
+        record(step, None, trying=True)
+    assert seen == [True] * WARM_UP + ["begins", False] and gc.isenabled()

@@ -1,6 +1,7 @@
 """Makes CUDA graphs whose replays repeat to the bit."""
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,11 +31,25 @@ def record(step: Callable[[], None], stream: torch.cuda.Stream, trying: bool) ->
                     step()
             torch.cuda.synchronize()
             # other threads may run clients: check only this thread's calls, and let no thread seed the generator meanwhile
-            with DEFAULT_GENERATOR, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                step()
+            with DEFAULT_GENERATOR, _no_collection():
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    step()
     finally:
         torch.backends.cudnn.benchmark = before
     return graph
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect garbage now, and none within: freeing an old recording in the thread that records spoils the new one."""
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def deterministic(make: Callable[[], T], always: bool) -> T:
