@@ -1,6 +1,6 @@
 """Time effuse's kernels at the shapes of the benchmark networks, beside torch's own.
 
-    python benchmarks/kernels.py [--quick] [--json] [--only 3M|36M|20M|9M|5M] [--compiled N] [--tune]
+    python benchmarks/kernel_times.py [--quick] [--json] [--only 3M|36M|20M|9M|5M] [--compiled N] [--tune]
 
 Every operation of a training step of batch 128 is timed alone, replayed from a CUDA graph over inputs that together
 exceed the cache. `floor` is the time to read every input and write every output once at the measured memory rate. Without

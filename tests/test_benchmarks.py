@@ -93,14 +93,14 @@ def test_the_demo_is_timed_three_ways():
 @ITSELF
 def test_kernels_have_floors_where_they_cannot_be_timed():
     """The 36 M network normalises 431 M numbers: five times two bytes each at 4 TB/s take 1.08 ms a step."""
-    rows = measured("kernels.py", "--only", "36M", quick=False)["rows"]
+    rows = measured("kernel_times.py", "--only", "36M", quick=False)["rows"]
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(1077, abs=1)
 
 
 @ITSELF
 def test_linear_attention_has_floors_too():
     """Five attentions of 128 features and images: 784 + 2 x 196 + 2 x 49 positions, 11 passes at 4 TB/s take 115 us."""
-    rows = [row for row in measured("kernels.py", "--only", "3M", quick=False)["rows"] if "attention" in row["case"]]
+    rows = [row for row in measured("kernel_times.py", "--only", "3M", quick=False)["rows"] if "attention" in row["case"]]
     assert sum(row["times"] for row in rows) == 5
     assert sum(row["times"] * sum(row["floor"]) for row in rows) == pytest.approx(114.8, abs=0.1)
 
