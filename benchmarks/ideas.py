@@ -26,7 +26,7 @@ from typing import Any
 import networks
 import torch
 import torch.nn.functional as F
-from kernels import microseconds
+from kernel_times import microseconds
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
