@@ -22,7 +22,7 @@ from effuse.core.solvers import SGD
 from effuse.core.task import Batch
 from effuse.core.units import held
 from effuse.machines.eager import Step
-from effuse.machines.private import PrivateStep, WrittenOutAttention, attention, by_unit, clipped_sum
+from effuse.machines.private import PrivateStep, by_unit, clipped_sum
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
 from effuse.tasks.reconstruct import Reconstruct
@@ -220,11 +220,20 @@ def summed(step: PrivateStep, batch: Batch, weight: Tensor) -> dict[str, Tensor]
     return total
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+# layouts, and whether convolutions are unfolded, as on a GPU
+WAYS = [(torch.contiguous_format, False), (torch.channels_last, False), (torch.channels_last, True)]
+
+
+def unfold(monkeypatch, unfolded: bool) -> None:
+    monkeypatch.setattr("effuse.machines.per_unit.UNFOLDED", {"cpu"} if unfolded else set())
+
+
+@pytest.mark.parametrize("layout, unfolded", WAYS)
 @pytest.mark.parametrize("repeats", [1, 2])
 @pytest.mark.parametrize("name", SMALL)
-def test_gradients_of_units_are_those_of_a_loop(name, repeats, layout):
+def test_gradients_of_units_are_those_of_a_loop(name, repeats, layout, unfolded, monkeypatch):
     """Without a bound that matters, the sum with one unit's weight is the gradient of that unit's mean loss alone."""
+    unfold(monkeypatch, unfolded)
     net, task = small(name)
     net.to(memory_format=layout)
     batch = drawn_batch(task, 3, repeats)
@@ -241,9 +250,11 @@ def test_gradients_of_units_are_those_of_a_loop(name, repeats, layout):
             assert (own - g).norm() <= 1e-4 * g.norm() + 1e-6 * scale, (unit, key)
 
 
+@pytest.mark.parametrize("unfolded", [False, True])
 @pytest.mark.parametrize("name", SMALL)
-def test_no_operation_loops_over_units(name):
+def test_no_operation_loops_over_units(name, unfolded, monkeypatch):
     """Torch warns where an operation has no rule for `vmap`. Its fused attention has none."""
+    unfold(monkeypatch, unfolded)
     net, task = small(name)
     before = torch._C._debug_only_are_vmap_fallback_warnings_enabled()
     torch._C._debug_only_display_vmap_fallback_warnings(True)
@@ -260,10 +271,11 @@ def in_bf16() -> torch.autocast:
 
 
 @pytest.mark.parametrize("around", [None, in_bf16])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("layout, unfolded", WAYS)
 @pytest.mark.parametrize("name", SMALL)
-def test_one_unit_changes_the_sum_by_at_most_the_clip(name, layout, around):
+def test_one_unit_changes_the_sum_by_at_most_the_clip(name, layout, unfolded, around, monkeypatch):
     """With and without each of four units, also in bf16; units are clipped, so they change it by nearly that."""
+    unfold(monkeypatch, unfolded)
     net, task = small(name)
     net.to(memory_format=layout)
     clip = 1e-3
@@ -277,10 +289,11 @@ def test_one_unit_changes_the_sum_by_at_most_the_clip(name, layout, around):
         assert 0.98 * clip < change < clip * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("around", [None, in_bf16])
+@pytest.mark.parametrize("around, unfolded", [(None, False), (in_bf16, False), (in_bf16, True)])
 @pytest.mark.parametrize("name", SMALL)
-def test_padding_and_its_content_change_no_bit(name, around):
+def test_padding_and_its_content_change_no_bit(name, around, unfolded, monkeypatch):
     """Five units in a part of eight: the rows of padding hold other images in turn. A part of padding alone adds zero."""
+    unfold(monkeypatch, unfolded)
     net, task = small(name)
     step, weight = step_of(net, task, 1e-3, around), (torch.arange(8) < 5).float()
     sums = []
@@ -294,18 +307,6 @@ def test_padding_and_its_content_change_no_bit(name, around):
         assert not any(t.any() for t in nothing.values())
     assert all(torch.equal(sums[0][k], sums[1][k]) for k in sums[0])
     assert any(t.any() for t in sums[0].values())
-
-
-def test_attention_without_torchs_kernel():
-    """The same function as torch's own, in this thread alone; masks and dropout are refused."""
-    q, k, v = torch.randn(3, 2, 4, 5, 6, generator=Stream((0,)).torch()).unbind()
-    plain = nn.functional.scaled_dot_product_attention
-    for options in ({}, {"scale": 0.3}, {"is_causal": False}):
-        torch.testing.assert_close(attention(q, k, v, **options), plain(q, k, v, **options))
-    with WrittenOutAttention():
-        assert torch.equal(nn.functional.scaled_dot_product_attention(q, k, v), attention(q, k, v))
-        with pytest.raises(RecipeError, match="a private fit has attention without mask and dropout only"):
-            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def test_keyed_noise_is_scaled_by_sigma_and_clip():

@@ -1,18 +1,17 @@
 """DP-SGD on batches of any loss: the gradient of each unit is clipped before they are added up."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.overrides import TorchFunctionMode
 
 from effuse.core.errors import RecipeError
 from effuse.core.fit import Fit, UnitRows, Work, deal_units, loss_and_note, task_loss
 from effuse.core.model import Functional, Net
 from effuse.core.task import Batch, Given, Task
+from effuse.machines.per_unit import PerUnit
 
 if TYPE_CHECKING:
     from effuse.machines.eager import Eager, Step
@@ -34,7 +33,7 @@ class PrivateStep:
         """Add the clipped gradients of a part's units. The batch's first dimension counts units, its second their rows."""
         pieces = (batch.x, batch.labels, batch.drawn, batch.columns)
         weights = {k: p.detach() for k, p in self.trained.items()}
-        with WrittenOutAttention():
+        with PerUnit():
             grads = vmap(grad(self._unit_loss), in_dims=(None, 0, 0, 0, 0), randomness="different")(weights, *pieces)
         with torch.no_grad():
             for k, total in clipped_sum(grads, weight, self.bound).items():
@@ -79,32 +78,6 @@ def clipped_sum(grads: Mapping[str, Tensor], weight: Tensor, bound: float) -> di
     finite = norm.isfinite()
     scale = torch.where(finite, bound / torch.clamp(norm * MARGIN, min=bound), 0.0) * weight
     return {k: (scale @ g.masked_fill(~finite[:, None], 0.0)).view(grads[k].shape[1:]) for k, g in flat.items()}
-
-
-class WrittenOutAttention(TorchFunctionMode):
-    """Attention as two products and a softmax: torch's fused attention has no rule for `vmap` and would run unit by unit."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not F.scaled_dot_product_attention:
-            return function(*args, **(kwargs or {}))
-        return attention(*args, **(kwargs or {}))
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    **rest: Any,
-) -> Tensor:
-    """What `scaled_dot_product_attention` computes, without a mask and without dropout."""
-    if attn_mask is not None or dropout_p or is_causal or any(rest.values()):
-        raise RecipeError("a private fit has attention without mask and dropout only; change the network")
-    weights = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    return weights.float().softmax(-1).to(value.dtype) @ value
 
 
 def by_unit(batch: Batch, repeats: int) -> Batch:
