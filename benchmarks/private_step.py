@@ -6,6 +6,8 @@ plain      a recorded step of the network without our kernels; eager on a CPU
 kernels    the same with our kernels; on a GPU only
 private    DP-SGD with K rows of each image: Poisson batches, per-image gradients, clipping and noise
 whole      the same with all rows of a batch in memory at a time
+grouped    the same by the rule of vmap for convolutions: a group for each unit; the default on a CPU
+unfolded   the same by our rule: a matrix product for each unit; the default on a GPU
 
 Times are medians of fits that alternate between the variants. A private step at K = 8 trains eight times the rows of a plain
 one, so its ratio is also given for each row. Memory is what the first fit of a variant reserves on a GPU.
@@ -30,6 +32,7 @@ from effuse.core.rng import Stream
 from effuse.core.solvers import AdamW
 from effuse.core.units import PrivacyUnits, held
 from effuse.fast.graph.captured import KERNELS, Captured
+from effuse.machines import per_unit
 from effuse.machines.eager import Eager
 from effuse.models.unet import DigitsUnet, Unet
 from effuse.tasks.denoise import Denoise
@@ -80,6 +83,20 @@ def reserved(device: torch.device, fit: Callable[[], None]) -> int | None:
     return torch.cuda.max_memory_reserved(device) - before
 
 
+def by_the_other_rule(fit: Callable[[], None]) -> Callable[[], None]:
+    """The same fit with the rule for convolutions that is not this device's."""
+
+    def other() -> None:
+        before = per_unit.UNFOLDED
+        per_unit.UNFOLDED = {"cpu", "cuda"} - before
+        try:
+            fit()
+        finally:
+            per_unit.UNFOLDED = before
+
+    return other
+
+
 def measure(name: str, device: torch.device, batch: int, steps: int, repeats: int, n: int) -> list[dict[str, Any]]:
     """A row for each variant of one network."""
     on_gpu = device.type == "cuda"
@@ -94,11 +111,14 @@ def measure(name: str, device: torch.device, batch: int, steps: int, repeats: in
     }
     most = held(DpSgd(), n, 1 / -(-n // batch))
     variants["whole, K=8"] = (DpSgd(repeats=8, physical=most), ())
+    other = "grouped" if on_gpu else "unfolded"
+    variants |= {f"{other}, K={k}": (DpSgd(repeats=k), ()) for k in GOALS}
     if not on_gpu:
         del variants["kernels"]
     rows, timed = [], {}
     for variant, (dp, kernels) in variants.items():
-        timed[variant], physical = fits(machine(*kernels), ARCHS[name], batch, steps, dp, n)
+        fit, physical = fits(machine(*kernels), ARCHS[name], batch, steps, dp, n)
+        timed[variant] = by_the_other_rule(fit) if variant.startswith(other) else fit
         repeated = 1 if dp is None else dp.repeats
         memory = reserved(device, timed[variant])
         rows.append({"network": name, "variant": variant, "K": repeated, "physical": physical, "bytes": memory})

@@ -117,8 +117,9 @@ def test_private_steps_are_compared_with_plain_ones():
     """80 images in batches of 8, q = 1/10: 8 + 1.4 * 2.7 = 11.8 units are 16 in one part; 94 rows at K = 8 are 12 units."""
     found = measured("private_step.py", "--device", "cpu")
     rows = {row["variant"]: row for row in found["rows"]}
-    assert rows.keys() == {"plain", "private, K=1", "private, K=8", "whole, K=8"} and found["goals"] == {"1": 2.5, "8": 1.5}
-    assert [row["physical"] for row in rows.values()] == [8, 16, 12, 16]
+    named = ["plain", "private, K=1", "private, K=8", "whole, K=8", "unfolded, K=1", "unfolded, K=8"]
+    assert list(rows) == named and found["goals"] == {"1": 2.5, "8": 1.5}
+    assert [row["physical"] for row in rows.values()] == [8, 16, 12, 16, 16, 12]
     for row in rows.values():
         assert row["to_plain"] == row["ms"] / rows["plain"]["ms"] > 0 and row["a_row"] == row["to_plain"] / row["K"]
 
