@@ -21,6 +21,7 @@ from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.algorithms.moon import Moon
+from effuse.algorithms.nearest_mean import NearestMean
 from effuse.algorithms.scaffold import Scaffold
 from effuse.algorithms.shared.filters import Fmf
 from effuse.core.aggregate import by_weight
@@ -44,7 +45,7 @@ from effuse.metrics.encoders import Pixels
 from effuse.models.cut import Cut, narrowed
 from effuse.models.cvae import Cvae
 from effuse.models.dense import DenseGenerator
-from effuse.models.resnet import Cnn
+from effuse.models.resnet import Cnn, LinearClassifier
 from effuse.models.saved import write_plain
 from effuse.privacy.histogram import Gaussian, Laplace
 from effuse.tasks.classify import Classify
@@ -352,7 +353,7 @@ class ToyForgetful(FedAvg):
         return Server(next(answers)[1].model)
 
 
-CLASSIFYING = ("ensemble", "dense")  # the algorithms whose networks are classifiers
+CLASSIFYING = ("ensemble", "dense", "nearest_mean")  # the algorithms whose networks are classifiers
 
 
 def toy_recipe(**changes) -> Recipe:
@@ -371,7 +372,8 @@ def toy_recipe(**changes) -> Recipe:
     values |= changes
     if values["algorithm"].name in CLASSIFYING:
         evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=(Accuracy(),))
-        values |= {"model": SMALL, "task": Classify(), "sampler": None, "evaluate": evaluate}
+        network = LinearClassifier() if values["algorithm"].name == "nearest_mean" else SMALL
+        values |= {"model": network, "task": Classify(), "sampler": None, "evaluate": evaluate}
     return Recipe(**values)
 
 
@@ -435,6 +437,7 @@ ALGORITHMS = {
         least=1,
     ),
     "class means": ClassMeans(central=KEPT, noise=1.0),
+    "nearest mean": NearestMean(noise=1.0),
     "ensemble": OneShotEnsemble(local=ADAM),
     "ensemble, different networks, a majority": OneShotEnsemble(
         local=ADAM, networks=(ToyScores(), SMALL, Cnn(widths=(2,), norm="batch")), vote="majority"

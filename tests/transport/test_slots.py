@@ -152,13 +152,14 @@ def test_two_at_a_time_equal_one(name, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(simulator, "in_slots", one_by_one)
         alone = run(toy_recipe(**options, threads=2), tmp_path / "alone")
-    assert max(most) == 1
+    assert bool(most) == (name != "nearest mean")  # it trains nothing
+    assert max(most, default=1) == 1
     for engine in ("simulator", "loopback"):
         both = run(toy_recipe(**options, threads=2), tmp_path / engine, engine=engine)
         assert both.weights_sha256 == alone.weights_sha256 and both.metrics == alone.metrics
         assert both.images == alone.images
         assert {record.at_a_time for record in RunFolder(tmp_path / engine).records()} == {2}
-    assert max(most) == 2 or SERVER in places and len(places) == 1
+    assert max(most, default=2) == 2 or SERVER in places and len(places) == 1
 
 
 def one_by_one(job, clients, workers, streams, threads, stop):

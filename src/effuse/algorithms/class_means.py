@@ -1,4 +1,4 @@
-"""Noisy class means alone: the bar for every private generator, since it needs no network at the clients."""
+"""A classifier trained on copies of noisy class means: a bar for private generators, since clients train no network."""
 
 import dataclasses
 import itertools
@@ -6,9 +6,8 @@ from typing import Annotated
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
-from torch import Tensor
 
-from effuse.algorithms.shared.central_images import class_means, copied
+from effuse.algorithms.shared.central_images import Means, class_means, copied
 from effuse.algorithms.shared.synthesis import AuxiliarySet, together
 from effuse.core.capabilities import Draws
 from effuse.core.metric import Images
@@ -25,14 +24,6 @@ class ClassMeansServer(Server):
     """The classifier and the images that it is trained on."""
 
     auxiliary: AuxiliarySet | None = None
-
-
-@message(name="class_means.reply")
-class Means:
-    """A client's mean image of each class, and how many images it has of each."""
-
-    means: Tensor
-    counts: Tensor
 
 
 @spec

@@ -1,4 +1,4 @@
-"""Classifiers: the residual network of He et al., 2016, with a stem for small images, and a small plain network."""
+"""Classifiers: the residual network of He et al., 2016, with a stem for small images, a small plain one, a linear one."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -63,6 +63,20 @@ class Cnn(Arch):
     def build(self) -> nn.Module:
         side, channels, classes = self.shape
         return ConvNet(side, channels, classes, self.widths, self.norm, self.groups, self.projection)
+
+    def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
+        write_plain(self, net, folder, scheduler)
+
+
+@spec
+class LinearClassifier(Arch):
+    """A weight for each pixel and class: for the nearest class mean, and to see what a network adds."""
+
+    featured: ClassVar[bool] = True
+
+    def build(self) -> nn.Module:
+        side, channels, classes = self.shape
+        return LinearNet(channels * side**2, classes)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)
@@ -166,6 +180,17 @@ class ConvNet(ClassifierNet):
 
     def encoded(self, x: Tensor) -> Tensor:
         return self.stages(x).flatten(1)
+
+
+class LinearNet(ClassifierNet):
+    """Pixels and a linear head."""
+
+    def __init__(self, pixels: int, classes: int) -> None:
+        super().__init__()
+        self.projection, self.head = nn.Identity(), nn.Linear(pixels, classes)
+
+    def encoded(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
 
 
 def _projection(encoded: int, width: int | None) -> nn.Module:

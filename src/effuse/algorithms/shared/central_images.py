@@ -3,17 +3,26 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from effuse.core.data import Dataset, Shard
 from effuse.core.model import Net
-from effuse.core.prelude import Client, Solver, spec
+from effuse.core.prelude import Client, Solver, message, spec
 from effuse.core.spec import Spec
 from effuse.core.task import Task
 
 BLOCK = 1000  # images summed at a time
 FRESH = "fresh"  # the stream of the noise that is added to the means
+
+
+@message(name="class_means.reply")
+class Means:
+    """A client's mean image of each class, and how many images it has of each."""
+
+    means: Tensor
+    counts: Tensor
 
 
 def class_means(client: Client, noise: float | None) -> tuple[Tensor, Tensor]:
@@ -28,7 +37,8 @@ def class_means(client: Client, noise: float | None) -> tuple[Tensor, Tensor]:
     for images, labels, w in zip(data.images.split(BLOCK), data.labels.split(BLOCK), weights.split(BLOCK)):
         counted = torch.full((len(images), 1), math.sqrt(size), device=total.device)
         rows = torch.cat([data.floats(images).flatten(1), counted], dim=1) * w.to(total.device)[:, None]
-        total.index_add_(0, labels.to(total.device), rows)
+        member = F.one_hot(labels.to(total.device), classes).to(rows.dtype)
+        total += member.T @ rows  # adding rows by index has no fixed order on a GPU
     told = client.noised(total, sensitivity=math.sqrt(2 * size), noise=noise, what="class means")
     counts = (told[:, -1] / math.sqrt(size)).clamp(min=0.0)
     means = (told[:, :-1] / counts.clamp(min=1.0)[:, None]).clamp(-1.0, 1.0)

@@ -1,10 +1,12 @@
 """FedDiff on 8x8 digits, in minutes on two cores, with and without privacy."""
 
+import dataclasses
 from typing import Literal
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.class_means import ClassMeans
 from effuse.algorithms.feddiff import FedDiff
+from effuse.algorithms.nearest_mean import NearestMean
 from effuse.algorithms.shared.central_images import CentralImages
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Partition
@@ -17,7 +19,7 @@ from effuse.data.partition import Iid
 from effuse.data.sources import Digits
 from effuse.diffusion.samplers import DpmSolver
 from effuse.metrics.accuracy import Accuracy
-from effuse.models.resnet import Cnn
+from effuse.models.resnet import Cnn, LinearClassifier
 from effuse.models.unet import DigitsUnet, Unet
 from effuse.privacy.histogram import Gaussian
 from effuse.recipes.seeds import refuse_results
@@ -28,7 +30,7 @@ SAMPLER = DpmSolver(steps=20, batch=300)
 CENTRAL = AdamW(lr=2e-3, batch=64, epochs=1, state="kept")
 EPOCHS = 50  # of the server's classifier
 SMALL_UNET = Unet(widths=(16, 32), layers=1, attention=(), groups=8, conditional=True)
-Method = Literal["paper", "additions", "batch", "ema", "repeats", "means", "class_means"]
+Method = Literal["paper", "additions", "batch", "ema", "repeats", "means", "class_means", "nearest_mean"]
 
 
 def digits() -> Recipe:
@@ -48,8 +50,11 @@ def private_digits(method: Method = "paper", epsilon: float = 10.0) -> Recipe:
 
     `paper` trains as the paper does. `additions` uses whole-site batches, an average over steps, four noise draws for each
     image and a warm start on noisy class means. `batch`, `ema`, `repeats` and `means` are `paper` with one of these.
-    `class_means` uses no generator: the whole budget is spent on the class means.
+    `class_means` and `nearest_mean` use no generator: the whole budget is spent on the class means.
     """
+    if method == "nearest_mean":
+        nearest = _recipe(NearestMean(), Iid(), Budget(epsilon=epsilon, delta=1e-4))
+        return dataclasses.replace(nearest, model=LinearClassifier(), rounds=1)
     if method == "class_means":
         return _recipe(ClassMeans(central=CENTRAL), Iid(), Budget(epsilon=epsilon, delta=1e-4))
     all_of = method == "additions"
@@ -78,7 +83,7 @@ def private_digits(method: Method = "paper", epsilon: float = 10.0) -> Recipe:
 def private_comparison(seeds: tuple[int, ...] = (0, 1, 2, 3, 4), epsilon: float = 10.0) -> Table:
     """What the budget is best spent on: FedDiff as printed, with additions, each addition alone, and class means alone."""
     refuse_results("feddiff.private_comparison", seeds)
-    main, parts = ("class_means", "additions", "paper"), ("means", "batch", "ema", "repeats")
+    main, parts = ("class_means", "nearest_mean", "additions", "paper"), ("means", "batch", "ema", "repeats")
     cells = [
         Cell(
             labels={"method": method, "seed": seed},

@@ -10,6 +10,7 @@ from effuse.algorithms.ensemble import OneShotEnsemble
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.feddiff import FedDiff
+from effuse.algorithms.nearest_mean import NearestMean
 from effuse.algorithms.shared.central_images import CentralImages
 from effuse.algorithms.shared.filters import Everything, Filter, Fmf
 from effuse.core.algorithm import Algorithm
@@ -28,7 +29,7 @@ from effuse.diffusion.samplers import Ancestral, Ddim
 from effuse.metrics.accuracy import Accuracy
 from effuse.metrics.cas import Cas
 from effuse.models.cvae import Cvae
-from effuse.models.resnet import Cnn, Norm, Resnet
+from effuse.models.resnet import Cnn, LinearClassifier, Norm, Resnet
 from effuse.models.unet import Unet
 from effuse.privacy.histogram import Exact, Gaussian
 from effuse.tasks.classify import Classify
@@ -115,9 +116,15 @@ def fedcvae(data: Data = "fashion", scale: Size = "paper", epsilon: float | None
 
 
 def class_means(data: Data = "fashion", scale: Size = "paper", epsilon: float | None = None) -> Recipe:
-    """Noisy class means alone, without any network at the clients: the bar for every private method."""
+    """A classifier trained on copies of noisy class means, without any network at the clients."""
     data, s = _at(data, scale)
     return _recipe(ClassMeans(central=s.server()), data, s, epsilon)
+
+
+def nearest_mean(data: Data = "fashion", scale: Size = "paper", epsilon: float | None = None) -> Recipe:
+    """The nearest noisy class mean: nothing is trained at all."""
+    data, s = _at(data, scale)
+    return dataclasses.replace(_recipe(NearestMean(), data, s, epsilon), model=LinearClassifier(), rounds=1)
 
 
 def fedavg(data: Data = "fashion", scale: Size = "paper", epsilon: float | None = None) -> Recipe:
