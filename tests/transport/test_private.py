@@ -110,6 +110,9 @@ def test_groups_are_protected_as_one(tmp_path):
     # batches of 8: ceil(n / 8) steps for n images, ceil(n / 2 / 8) for n / 2 patients
     assert [plans["image"][k][0][1].steps for k in range(3)] == [-(-n // 8) for n in sizes]
     assert [plans["group"][k][0][1].steps for k in range(3)] == [-(-(n // 2) // 8) for n in sizes]
+    for found in plans.values():  # one epoch has as many steps as the inverse of the rate
+        assert all(found[k][0][1].rate == pytest.approx(1 / found[k][0][1].steps) for k in range(3))
+    assert plans["image"][0][0][1].rate < plans["group"][0][0][1].rate
     a, b = (run(recipe, tmp_path / name) for name, recipe in (("image", by_group), ("group", grouped)))
     assert a.weights_sha256 != b.weights_sha256 and b.privacy["unit"] == "group"
     with pytest.raises(RecipeError, match="the data has no groups"):
