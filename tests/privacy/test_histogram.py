@@ -1,11 +1,20 @@
 """Noise on counts: its size, its charge, and its distribution."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
+import torch
+from hand import HandImages
 
+from effuse.core.data import Shard
+from effuse.core.privacy import Budget
+from effuse.core.protection import Protection
 from effuse.core.rng import Stream
+from effuse.core.workbench import Client
+from effuse.machines.eager import Eager
+from effuse.privacy.accountant import epsilon_of
 from effuse.privacy.histogram import Exact, Gaussian, Laplace, gaussian_delta
 from effuse.privacy.noise import SecureNoise, SecureNumbers
 
@@ -21,6 +30,46 @@ def test_laplace_noise_has_scale_one_over_epsilon():
     disclosed = np.array(Laplace(epsilon=0.5).disclosed(MANY, Stream((0,))))
     assert disclosed.std() == pytest.approx(2 * math.sqrt(2), rel=0.03) and disclosed.mean() == pytest.approx(1000, abs=0.1)
     assert Laplace(epsilon=0.5).charge == (0.5, 0.0)
+
+
+@pytest.mark.parametrize("mechanism", [Laplace(epsilon=0.5), Gaussian(epsilon=1.0)])
+def test_what_an_accountant_is_told_is_the_noise_that_is_added(mechanism):
+    """Adding or removing one image changes one count by one, so the noise over the sensitivity is its scale.
+
+    A disclosure books what its own formula charges: at its own delta the accountant finds its own epsilon.
+    """
+    asked = {}
+
+    class Watching:
+        def laplace(self, loc, scale, size):
+            return asked.setdefault("laplace", scale) * np.zeros(size)
+
+        def normal(self, loc, scale, size):
+            return asked.setdefault("gaussian", scale) * np.zeros(size)
+
+    mechanism.noise(3, Watching())
+    release = mechanism.release
+    assert asked == {release.kind: release.noise} and (release.rate, release.steps) == (1.0, 1)
+    epsilon, delta = mechanism.charge
+    assert epsilon_of([release], delta or 1e-9) == pytest.approx(epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize("unit, told", [("image", [3.0, 1.0]), ("group", [2.0, 2.0])])
+def test_under_a_budget_every_unit_counts_one(unit, told):
+    """Three images of class 0 belong to one patient, one of class 1 to another. By patient the counts are 1 and 1, which
+    are scaled to the four images. The noise of one is added before: 1 * 4 / 2 for patients."""
+
+    class Ones:
+        def normal(self, loc, scale, size):
+            return np.ones(size)
+
+    data = dataclasses.replace(HandImages().load("train"), private=True, groups=torch.tensor([0, 0, 0, 1]))
+    client = Client(Eager(torch.device("cpu")), None, 1, 0, Shard.whole(data))
+    client.begin(Stream((0, 0, "tell")), 0)
+    client.protection = Protection(Budget(epsilon=5.0, unit=unit), None, numbers=lambda stream: Ones())
+    added = 1.0 if unit == "image" else 2.0
+    assert Gaussian(epsilon=1.0).of(client, Stream((0,))) == [n + added for n in told]
+    assert client.releases == [Gaussian(epsilon=1.0).release]
 
 
 def test_gaussian_noise_is_minimal():

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 from private_fits import private
-from toy import ADAM, ALGORITHMS, ToyImages, ToyLabelled, toy_recipe
+from toy import ADAM, ALGORITHMS, TEST, ToyImages, ToyLabelled, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.shared.filters import Everything
 from effuse.algorithms.shared.synthesis import Synthesising
 from effuse.core.algorithm import on_client
 from effuse.core.data import Dataset, Shard, Split
@@ -109,6 +110,9 @@ def test_groups_are_protected_as_one(tmp_path):
     # batches of 8: ceil(n / 8) steps for n images, ceil(n / 2 / 8) for n / 2 patients
     assert [plans["image"][k][0][1].steps for k in range(3)] == [-(-n // 8) for n in sizes]
     assert [plans["group"][k][0][1].steps for k in range(3)] == [-(-(n // 2) // 8) for n in sizes]
+    for found in plans.values():  # one epoch has as many steps as the inverse of the rate
+        assert all(found[k][0][1].rate == pytest.approx(1 / found[k][0][1].steps) for k in range(3))
+    assert plans["image"][0][0][1].rate < plans["group"][0][0][1].rate
     a, b = (run(recipe, tmp_path / name) for name, recipe in (("image", by_group), ("group", grouped)))
     assert a.weights_sha256 != b.weights_sha256 and b.privacy["unit"] == "group"
     with pytest.raises(RecipeError, match="the data has no groups"):
@@ -170,6 +174,26 @@ def test_worker_processes_give_the_same_bits(tmp_path):
     recipe = private_recipe(FedAvg(local=ADAM))
     one, two = (run(recipe, tmp_path / str(n), workers=n) for n in (1, 2))
     assert one.weights_sha256 == two.weights_sha256 and one.privacy == two.privacy
+
+
+SIMULATED_ONLY = {
+    "fedddpm": {"real": True},
+    "aux only": {"real": True},
+    "localaug": {"real": True},
+    "fedcvae, distilled, different networks, with noise": {"real": True, "variant": "ens", "distillation": None},
+    "feddiff, two kinds of networks": {"real": True, "filter": Everything()},
+    "fedddpm+": {"test": dataclasses.replace(TEST, reference="oracle")},
+}
+
+
+@pytest.mark.parametrize("name", SIMULATED_ONLY)
+def test_real_images_at_the_server_are_refused(name, tmp_path):
+    """What a simulation trains on, or stops by, without noise is covered by no budget; without one it may."""
+    algorithm = dataclasses.replace(ALGORITHMS[name], **SIMULATED_ONLY[name])
+    with pytest.raises(EffuseError, match="real images without privacy"):
+        run(private_recipe(algorithm), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    run(toy_recipe(algorithm=algorithm, rounds=1), tmp_path / "plain")
 
 
 @pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])

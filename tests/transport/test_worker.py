@@ -1,13 +1,28 @@
-"""The worker's cache of its clients' states, which saves reading them from disk."""
+"""What a worker does around a job: it caches its clients' states, and keys and guards private clients."""
+
+import dataclasses
 
 import pytest
 import torch
-from toy import ADAM, ToyStateful, toy_recipe
+from private_fits import private
+from toy import ADAM, ToyImages, ToyStateful, ToyUnet, toy_recipe
 
+from effuse.algorithms.fedavg import FedAvg
+from effuse.core.algorithm import job_of
+from effuse.core.data import Shape, Shard
+from effuse.core.errors import RecipeError
+from effuse.core.federation import Order
 from effuse.core.params import Params
+from effuse.core.privacy import Budget
+from effuse.core.protection import Protection
+from effuse.core.rng import Stream
+from effuse.core.workbench import Client
+from effuse.machines.eager import Eager
 from effuse.runs.driver import run
-from effuse.transport.state import Snapshots
-from effuse.transport.worker import StateCache
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Linear
+from effuse.transport.state import MemorySnapshots, Snapshots
+from effuse.transport.worker import StateCache, Worker, message_digest
 
 
 def state(value: float, n: int = 4) -> dict:
@@ -61,3 +76,41 @@ def test_a_state_is_read_from_disk_once_at_most(engine, tmp_path, monkeypatch):
     uncached = run(recipe, tmp_path / "uncached", engine=engine)
     assert len([name for name in names if name is not None]) == 9, "three clients in rounds 1, 2 and 3"
     assert cached.weights_sha256 == uncached.weights_sha256
+
+
+def private_worker(**data) -> tuple[Worker, Client]:
+    """A worker of one client, whose image is private."""
+    images = dataclasses.replace(ToyImages().load("train"), private=True, **data)
+    client = Client(Eager(torch.device("cpu")), Denoise(schedule=Linear(steps=25)), 2, 0, Shard.whole(images))
+    algorithm = private(FedAvg(local=ADAM))
+    worker = Worker(algorithm, 0, lambda k: client, lambda k: MemorySnapshots())
+    worker.protections = {0: Protection(Budget(epsilon=10.0), 1.0)}
+    return worker, client
+
+
+def test_the_noise_of_a_private_client_is_keyed_by_the_content_of_its_message():
+    """One changed weight is another message, and so are equal numbers under another name or in another shape."""
+    worker, client = private_worker()
+    job = job_of(worker.algorithm, "train").arguments
+    model = ToyUnet(dropout=0.0).resolved(Shape(4, 1, 2)).initial(Stream(("test",)))
+    name = next(iter(model.params))
+    changed = model.holding(Params({**model.params, name: model.params[name] + 2.0**-20}))
+    seen = []
+    for sent in (model, changed, model):
+        worker.perform(Order("train", 0, 0, 0, 0, None, None), job(model=sent))
+        seen.append(client.message)
+    assert seen[0] == seen[2] != seen[1]
+    assert message_digest(job(model=model), job) == seen[0]
+    values = [Params(p) for p in ({"a": torch.ones(2)}, {"b": torch.ones(2)}, {"a": torch.ones(2, 1)})]
+    assert len({message_digest(p, Params) for p in values}) == 3
+
+
+def test_private_images_without_protection_are_refused_whatever_a_job_does_with_them():
+    """A fit refuses them itself; a job that only counts labels, or sums images, would not."""
+    worker, client = private_worker()
+    worker.protections = {}
+    job = job_of(worker.algorithm, "train").arguments
+    model = ToyUnet(dropout=0.0).resolved(Shape(4, 1, 2)).initial(Stream(("test",)))
+    with pytest.raises(RecipeError, match="job 'train': private images reached a worker"):
+        worker.perform(Order("train", 0, 0, 0, 0, None, None), job(model=model))
+    assert client.releases == []

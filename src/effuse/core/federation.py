@@ -9,7 +9,7 @@ from effuse.core.aggregate import Average, Groups, Reduced, Reducer, reduced_fie
 from effuse.core.algorithm import Algorithm, Job, job_of
 from effuse.core.capabilities import Hierarchical
 from effuse.core.data import Shard
-from effuse.core.errors import FederationError, ModelError, located
+from effuse.core.errors import FederationError, ModelError, RecipeError, located
 from effuse.core.ledger import CLIENT_EDGE, CLIENT_SERVER, EDGE_CLOUD, EVALUATION, TRAINING, Account, Ledger
 from effuse.core.message import message
 from effuse.core.once import Message, Once, Received
@@ -221,6 +221,13 @@ class Federation(ABC):
     def pool(self) -> Shard:
         """The data of all clients together, for the centralised baseline; only a simulation has it."""
         raise FederationError(f"{self.algorithm.name} needs all data in one place, which a real federation never has")
+
+    def unprotected_pool(self, purpose: str) -> Shard:
+        """The pool, for what uses it without noise; refused where a budget protects it."""
+        pool = self.pool()
+        if pool.dataset.private:
+            raise RecipeError(f"{purpose} real images without privacy, and the recipe has a budget; leave out one of both")
+        return pool
 
     @property
     def evaluated(self) -> bool:

@@ -213,6 +213,8 @@ class Workbench:
             if noise == 0:
                 raise RecipeError(f"{self.where}: {what} would leave the client without noise; set its noise, such as 10")
             noise = noise or self.protection.sigma
+            if noise is None and self.machine.device.type != "meta":
+                raise RecipeError(f"{self.where}: the noise of {what} is not settled; solve it from the budget, or set it")
             self.book(Release(what, noise=noise))
         if not noise or total.is_meta:
             return total

@@ -101,6 +101,8 @@ class Worker:
         client.state = dict(before)
         client.begin(stream(self.seed, order.t, job.name, order.call, order.client, "", self.secret), order.federated)
         client.protection = self.protections.get(order.client)
+        if client.protection is None and client.data.dataset.private:
+            raise RecipeError(f"{client.where}: private images reached a worker that does not protect them")
         if client.protection is not None:
             if not job.covered:
                 raise RecipeError(

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from hand import HandImages
+from private_fits import Chosen
 
 from effuse.algorithms.shared.central_images import class_means, copied
 from effuse.core.data import Shard
@@ -41,6 +42,27 @@ def test_sums_and_counts_are_released_together_with_the_noise_of_both():
     assert means.abs().max() <= 1.0
     with pytest.raises(RecipeError, match="class means would leave the client without noise"):
         class_means(client(Budget(epsilon=5.0)), 0)
+
+
+def test_the_noise_on_sums_and_counts_is_that_of_both():
+    """Where all noise is one and z is 0.25, every value moves by 0.25 * 2^(1/2): one pixel adds at most (1, 1) to its class.
+
+    Of class 0 that is (3 + d) / (3 + d) and 3 + d; of class 1 (-1 + d) / (1 + d) and 1 + d.
+    """
+    made, d = client(Budget(epsilon=5.0)), 0.25 * 2**0.5
+    made.protection = Protection(Budget(epsilon=5.0), 0.25, noise=lambda stream, device: Chosen(value=1.0))
+    means, counts = class_means(made, None)
+    assert counts.tolist() == pytest.approx([3 + d, 1 + d])
+    assert means.flatten().tolist() == pytest.approx([1.0, (d - 1) / (1 + d)])
+
+
+def test_noise_that_is_left_to_a_budget_and_never_solved_is_refused():
+    """Otherwise the sums would leave as they are."""
+    made = client(Budget(epsilon=5.0))
+    made.protection = Protection(Budget(epsilon=5.0), None)
+    with pytest.raises(RecipeError, match="the noise of class means is not settled"):
+        class_means(made, None)
+    assert made.releases == []
 
 
 def test_every_patient_counts_one():

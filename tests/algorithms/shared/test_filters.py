@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from private_fits import Chosen
 from toy import ToyImages
 
 from effuse.algorithms.shared.filters import AtRandom, Fmf, magnitudes
@@ -29,8 +30,8 @@ class Server:
         self.workbench.begin(Stream((0, 0, "filter")), 0)
 
 
-def client(budget: Budget | None = None, n: int = 40) -> Client:
-    data = dataclasses.replace(ToyImages(n=n).load("train"), private=budget is not None)
+def client(budget: Budget | None = None, n: int = 40, **changes) -> Client:
+    data = dataclasses.replace(ToyImages(n=n).load("train"), private=budget is not None, **changes)
     made = Client(Eager(CPU), None, 1, 0, Shard.whole(data))
     made.begin(Stream((0, 0, "upload")), 0)
     made.protection = None if budget is None else Protection(budget, 1.0)
@@ -75,15 +76,45 @@ def test_a_client_tells_the_mean_magnitudes_of_its_images():
     assert made.releases == []
 
 
+def test_white_is_one_whatever_the_depth():
+    """Stored with 16 bits, the same images are 257 times as large; white is 65,535."""
+    eight = client()
+    deep = client(images=eight.data.dataset.images.int() * 257, peak=65535)
+    torch.testing.assert_close(Fmf().described(deep), Fmf().described(eight))
+
+
 def test_told_magnitudes_carry_noise_of_their_sensitivity():
-    """z = 3 and an image of 16 values: a deviation of 3 * 4 / n on each of the 16 means; n = 40 gives 0.3.
-    The mean square of 16 normal values is within 0.2 and 3 with probability above 0.9999."""
+    """z = 3 and an image of 16 values, whose norm is at most 4: where all noise is one, each of the 16 means moves by
+    3 * 4 / n; n = 40 gives 0.3."""
     quiet, noisy = Fmf().described(client()), client(Budget(epsilon=1.0))
-    differences = Fmf(noise=3.0).described(noisy) - quiet
-    assert 0.2 < differences.square().mean().item() / 0.3**2 < 3.0
+    noisy.protection = Protection(Budget(epsilon=1.0), None, noise=lambda stream, device: Chosen(value=1.0))
+    assert (Fmf(noise=3.0).described(noisy) - quiet).flatten().tolist() == pytest.approx([0.3] * 16, abs=1e-5)
     assert [(r.what, r.noise, r.rate, r.steps) for r in noisy.releases] == [("magnitudes", 3.0, 1.0, 1)]
     with pytest.raises(RecipeError, match="magnitudes would leave the client without noise"):
         Fmf(noise=0.0).described(client(Budget(epsilon=1.0)))
+
+
+def test_every_patient_counts_one_in_the_mean():
+    """Patient 0 has 30 images and each other one: a mean over eleven patients. The sensitivity is that of one image."""
+    groups = torch.arange(40).sub(29).clamp(min=0)
+    made = client(groups=groups)
+    made.protection = Protection(Budget(epsilon=1.0, unit="group"), None, noise=lambda stream, device: Chosen(value=1.0))
+    brightness = made.data.dataset.images.float().mean((1, 2, 3)) / 255
+    mean = (brightness[:30].mean() + brightness[30:].sum()) / 11
+    told = Fmf(noise=3.0).described(made)
+    assert told[0, 0, 0].item() == pytest.approx(4 * mean.item() + 3 * 4 / 11, rel=1e-5)
+    assert told[0, 1, 1].item() == pytest.approx(3 * 4 / 11, rel=1e-5)
+
+
+def test_an_image_is_held_against_its_own_clients_mean():
+    """Client 0's mean is black, client 1's white: a white image is as far from one as it is near the other.
+
+    Noise may tell a negative mean, which counts as zero.
+    """
+    white = magnitudes(torch.ones(1, 2, 2))
+    drawn = images([[255, 255], [255, 255]], [[255, 255], [255, 255]], origin=[0, 1])
+    for black in (torch.zeros(1, 2, 2), torch.full((1, 2, 2), -3.0)):
+        assert Fmf().scores(drawn, {0: black, 1: white}).tolist() == pytest.approx([2.0, 0.0], abs=1e-6)
 
 
 def test_the_floor_of_gamma_is_removed():

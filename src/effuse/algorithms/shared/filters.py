@@ -11,7 +11,7 @@ from torch import Tensor
 
 from effuse.algorithms.shared.synthesis import AuxiliarySet
 from effuse.core.model import Model, Net
-from effuse.core.prelude import Client, Federation, RecipeError, Solver, spec
+from effuse.core.prelude import Client, Federation, Solver, spec
 from effuse.core.solvers import AdamW
 from effuse.core.spec import Spec
 from effuse.core.task import Batch, Given
@@ -113,9 +113,7 @@ class Oracle(Filter):
     solver: Solver = AdamW(lr=1e-3, epochs=10)
 
     def kept(self, images: AuxiliarySet, told: Mapping[int, Tensor], classifier: Model, fed: Federation) -> Tensor:
-        bench, pool = fed.workbench, fed.pool()
-        if pool.dataset.private:
-            raise RecipeError("algorithm.filter: oracle() trains on real images without privacy; use fmf(), or no budget")
+        bench, pool = fed.workbench, fed.unprotected_pool("algorithm.filter: oracle() trains on")
         net = bench.load(classifier)
         bench.fit(net, self.solver, pool, task=Classify())
         shard = images.shard(classifier.arch.shape.classes, bench.machine.device)

@@ -7,6 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from effuse.algorithms.shared.synthesis import AuxiliarySet, Fraction
+from effuse.core.data import Shard
 from effuse.core.federation import SETUP_T
 from effuse.core.metric import Images, Subject
 from effuse.core.model import Arch
@@ -41,12 +42,15 @@ class QuickTest(Spec):
         """Refuse, before any client trains, a test that this federation cannot run."""
         self.encoder.ready()
         if self.reference == "oracle":
-            fed.pool()
+            self._pool(fed)
         if self.reference == "aux" and isinstance(self.encoder, Classifier) and not arch.conditional:
             raise RecipeError(
                 "algorithm.test.encoder: a classifier needs labels, and what an unconditional model draws has none; "
                 "use inception() or pixels(), or reference=oracle"
             )
+
+    def _pool(self, fed: Federation) -> Shard:
+        return fed.unprotected_pool("algorithm.test.reference: an oracle compares with")
 
     def judge(self, average: float | None, score: float) -> tuple[bool, float]:
         """Whether to stop, and the running average after this score."""
@@ -60,7 +64,7 @@ class QuickTest(Spec):
         """The Fréchet distance of the model's samples to the reference. Every test starts from the same noise."""
         bench, noise = fed.workbench, stream(fed.seed, SETUP_T, "quick test", 0, SERVER, "samples")
         images = bench.generate(model, self.size, self.sampler or sampler, stream=noise)
-        shard = fed.pool() if self.reference == "oracle" else A.shard(model.arch.shape.classes, bench.machine.device)
+        shard = self._pool(fed) if self.reference == "oracle" else A.shard(model.arch.shape.classes, bench.machine.device)
         real = shard.gathered()
         subject = Subject(
             train=real,

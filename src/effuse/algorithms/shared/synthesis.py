@@ -141,7 +141,7 @@ class Synthesising(Draws):
 
     def setup(self, model: Model, fed: Federation) -> SynthesisServer:
         if self.real:
-            fed.pool()  # a real federation has none: refuse before any client trains
+            self._pool(fed)  # refuse before any client trains
             return SynthesisServer(model, phase=SYNTHESIS)
         return SynthesisServer(model, phase=WARM_UP, pending=tuple(fed.clients))
 
@@ -179,9 +179,12 @@ class Synthesising(Draws):
             auxiliary = self.selected(auxiliary, server, fed)
         return dataclasses.replace(server, auxiliary=auxiliary, warmed=(), phase=phase)
 
+    def _pool(self, fed: Federation) -> Shard:
+        return fed.unprotected_pool("algorithm.real: the server trains on")
+
     def taken(self, fed: Federation, labelled: bool) -> AuxiliarySet:
         """As many real images as would be drawn, at random from all."""
-        pool = fed.pool()
+        pool = self._pool(fed)
         order = torch.from_numpy(fed.workbench.stream("real").numpy().permutation(len(pool)))
         rows = order[: max(1, round(self.share * len(pool)))]
         some = Shard(pool.dataset, pool.rows[rows]).gathered()
