@@ -109,8 +109,8 @@ class Unpaid(Snapshots):
 
     on_disk = False
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, run: str) -> None:
+        super().__init__(folder, run=run)
         self.pending: tuple[str, bytes] | None = None
 
     def put(self, name: str, blob: bytes) -> None:
@@ -133,7 +133,8 @@ class Guarded:
         self, worker: Worker, recipe: Recipe, client: Client, ledger: Ledger, protection: Protection, about: bytes
     ) -> None:
         self.worker, self.ledger, self.about = worker, ledger, about
-        self.snapshots = Unpaid(worker.snapshots(client.id).folder)
+        own = worker.snapshots(client.id)
+        self.snapshots = Unpaid(own.folder, own.run)
         self._key = ""  # of the order that is carried out, if it was charged
         self._released: list[Release] = []
         numbers: Callable[[Stream], Any] = lambda stream: SecureNumbers(self._noise(stream))  # noqa: E731

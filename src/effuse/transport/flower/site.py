@@ -231,7 +231,7 @@ class Site:
         # for the same bits as a simulation, a site uses the threads of one simulated client; otherwise all cores
         simulated = recipe.reproducible or self.data is None
         self._threads = (machine.threads or recipe.threads) if simulated else self._cores
-        snapshots = Snapshots(self.folder)
+        snapshots = Snapshots(self.folder, run=invitation.digest)
 
         def client(k: int) -> Client:
             if k != self.client:
