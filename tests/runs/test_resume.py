@@ -317,9 +317,10 @@ def test_resuming_a_finished_run_gives_its_result(tmp_path):
 
 def test_old_states_and_checkpoints_are_dropped(tmp_path):
     run(RECIPES["stateful"], tmp_path / "run")
-    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
     for client in (tmp_path / "run" / "clients").iterdir():
-        assert len(list(client.iterdir())) <= 2, "a client keeps the accepted state and the one before it"
+        names = {path.name for path in client.iterdir()}
+        assert len(names - {"durable"}) <= 3, "the accepted state, the one before it, and that of the checkpoint before"
 
 
 def test_a_lost_client_folder_is_reported(tmp_path, monkeypatch):
@@ -331,11 +332,61 @@ def test_a_lost_client_folder_is_reported(tmp_path, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_reported(tmp_path, monkeypatch):
-    killed_run(RECIPES["centralised"], tmp_path / "run", monkeypatch, "checkpointed", 3)
-    newest = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))[-1]
-    newest.write_bytes(newest.read_bytes()[:-10])
-    with pytest.raises(RunError, match="cannot be read .* restore it from a backup, or start a new run"):
+    """There is no other one to go back to."""
+    killed_run(RECIPES["centralised"], tmp_path / "run", monkeypatch, "checkpointed", 1)
+    (only,) = (tmp_path / "run" / "checkpoints").glob("*.safetensors")
+    only.write_bytes(only.read_bytes()[:-10])
+    with pytest.raises(RunError, match="is damaged: its digest is not .* restore it from a backup, or start a new run"):
         resume(tmp_path / "run")
+
+
+def bits_flipped(path, at: float = 0.9) -> None:
+    blob = bytearray(path.read_bytes())
+    blob[int(at * len(blob))] ^= 1
+    path.write_bytes(blob)
+
+
+@pytest.mark.parametrize("what", ["checkpoint cut", "checkpoint flipped", "checkpoint empty", "state flipped", "state gone"])
+@pytest.mark.parametrize("name", ["stateful", "fedddpm", "centralised"])
+def test_a_damaged_file_goes_back_to_the_checkpoint_before(tmp_path, monkeypatch, undisturbed, name, what):
+    """It ends in the undisturbed result, and says so loudly; a flipped bit in the tensors parses, so only a digest tells."""
+    quiet, _, quiet_lines = undisturbed(name)
+    killed_run(RECIPES[name], tmp_path / "run", monkeypatch, "checkpointed", 3)
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("*.safetensors"))[-1]
+    states = RunFolder(tmp_path / "run").load_checkpoint().snapshots
+    if what.startswith("state") and not states:
+        client, snapshot = "", f"server/{RunFolder(tmp_path / 'run').load_checkpoint().workbench}.state"
+    elif what.startswith("state"):
+        client = max(states, key=lambda k: int(states[k].split("_")[0]))  # written since the checkpoint before
+        snapshot = f"clients/{client}/{states[client]}.state"
+    victim = tmp_path / "run" / snapshot if what.startswith("state") else newest
+    if what == "state gone":
+        victim.unlink()
+    elif what == "checkpoint cut":
+        victim.write_bytes(victim.read_bytes()[:-10])
+    elif what == "checkpoint empty":
+        victim.write_bytes(b"")
+    else:
+        bits_flipped(victim)
+    observer = Observer()
+    observer.said = (words := []).append
+    assert resume(tmp_path / "run", observer=observer).weights_sha256 == quiet.weights_sha256
+    assert lines(tmp_path / "run") == quiet_lines
+    assert words[0].startswith("WARNING: ") and victim.name in words[0] or "snapshot" in words[0]
+    assert words[1].startswith("WARNING: going back to the checkpoint before it, ")
+    assert newest.with_suffix(".damaged").exists()
+
+
+def test_a_checkpoint_belongs_to_its_manifest(tmp_path, monkeypatch):
+    """An edited manifest would end in other weights; neither of the two checkpoints is for it."""
+    killed_run(RECIPES["stateful"], tmp_path / "run", monkeypatch, "checkpointed", 3)
+    manifest = tmp_path / "run" / "manifest.json"
+    kept = manifest.read_text()
+    manifest.write_text(kept.replace("lr=0.01", "lr=0.02"))
+    with pytest.raises(RunError, match="belongs to the manifest [0-9a-f]{12}, and manifest.json here is [0-9a-f]{12}"):
+        resume(tmp_path / "run")
+    manifest.write_text(kept)
+    resume(tmp_path / "run")
 
 
 def test_a_checkpoint_with_another_kind_of_state_is_refused(tmp_path, monkeypatch):

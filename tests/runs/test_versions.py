@@ -100,8 +100,8 @@ def test_the_sentence_names_the_version_that_a_header_tells(tmp_path, monkeypatc
     """A later version, with another format, saved a run and its clients' states."""
     with monkeypatch.context() as later:
         for module in (state, folder):
-            later.setattr(module, "MARKS", {"format": "3", "version": "0.7.1"})
-        later.setattr(state, "FORMAT", "3")
+            later.setattr(module, "MARKS", {"format": "9", "version": "0.7.1"})
+        later.setattr(state, "FORMAT", "9")
         driver.run(toy_recipe(algorithm=ToyStateful(local=ADAM)), tmp_path / "run")
         assert RunFolder(tmp_path / "run").load_checkpoint() is not None, "it reads its own"
     with pytest.raises(RunError, match=rf"was saved by effuse 0\.7\.1, and this is effuse {OURS}"):
@@ -117,7 +117,8 @@ def test_marks_are_read_without_what_they_mark():
     size = 8 + int.from_bytes(blob[:8], "little")
     assert marks_in(blob[:size]) == marks_in(blob) == {"format": "9"} and decode(blob, float) == ADAM.lr
     assert marks_in(encode(1.0, float)) == {}
-    assert marks_in(state.unframe(pack_state({"visits": 1}))[0]) == {"format": state.FORMAT, "version": effuse.__version__}
+    marks = {"format": state.FORMAT, "version": effuse.__version__} | state.SEALS
+    assert marks_in(state.unframe(pack_state({"visits": 1}))[0]) == marks
     for damaged in (b"", blob[:20], b"\x02\0\0\0\0\0\0\0[]"):
         with pytest.raises(WireError, match="cannot be read"):
             marks_in(damaged)
@@ -125,7 +126,7 @@ def test_marks_are_read_without_what_they_mark():
 
 def test_a_damaged_header_is_reported(tmp_path):
     driver.run(toy_recipe(), tmp_path / "run")
-    (file,) = (begun(tmp_path / "run") / "checkpoints").iterdir()
-    file.write_bytes(b"\xff" * 100)
+    for file in (begun(tmp_path / "run") / "checkpoints").iterdir():
+        file.write_bytes(b"\xff" * 100)
     with pytest.raises(RunError, match="cannot be read .* restore it from a backup, or start a new run"):
         driver.resume(tmp_path / "run")

@@ -221,6 +221,31 @@ def test_an_order_that_names_a_missing_snapshot_deletes_none(tmp_path):
     assert snapshots.read("3_0") == {"visits": 1}
 
 
+@pytest.mark.parametrize("at", [0.3, 0.9, 0.999])
+def test_a_flipped_bit_in_a_clients_state_is_refused(tmp_path, at):
+    """Most of these parse: the value would only be another one."""
+    snapshots = Snapshots(tmp_path, run="ab" * 32)
+    snapshots.write("3_0", {"w": Params({"w": torch.ones(100)}), "visits": 1})
+    assert Snapshots(tmp_path).read("3_0")["visits"] == 1, "who names no run reads states of any"
+    with pytest.raises(FederationError, match="belongs to the manifest abababababab, .* here is cdcdcdcdcdcd"):
+        Snapshots(tmp_path, run="cd" * 32).read("3_0")
+    file = tmp_path / "3_0.state"
+    blob = bytearray(file.read_bytes())
+    blob[int(at * len(blob))] ^= 1
+    file.write_bytes(blob)
+    with pytest.raises(FederationError, match="damaged|cannot be read"):
+        snapshots.read("3_0")
+
+
+def test_the_states_of_the_last_two_checkpoints_stay(tmp_path):
+    """A client is told of the last checkpoint only: 1_0, then 3_0; states between them belong to no checkpoint."""
+    snapshots = Snapshots(tmp_path)
+    for name, durable in (("1_0", None), ("2_0", "1_0"), ("3_0", "1_0"), ("4_0", "3_0"), ("5_0", "3_0")):
+        snapshots.write(name, {"visits": 1})
+        Snapshots(tmp_path).prune({name}, durable)
+    assert {path.stem for path in tmp_path.glob("*.state")} == {"1_0", "3_0", "5_0"}
+
+
 def worker_in(folder):
     from effuse.core.data import Shard
     from effuse.machines.eager import Eager

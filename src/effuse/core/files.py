@@ -53,6 +53,15 @@ def writing(path: Path) -> Iterator[None]:
         raise disk_error(path, OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))) from None
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system while a file is read into a RunError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror or error}; restore it from a backup, or check its permissions") from None
+
+
 def disk_error(path: Path, error: OSError) -> RunError:
     """An error of the operating system as a sentence with a remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,8 +1,10 @@
 """A recipe: every free choice of a run, and nothing that follows from another choice."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -142,6 +144,12 @@ class Recipe(Spec):
             if not isinstance(value, str):
                 raise RecipeError(f"manifest: '{key}' must be text in the grammar, not {type(value).__name__}")
         return make(cls, {k: build_text(v, hints[k], k) for k, v in saved.items()}, "manifest")
+
+
+def manifest_digest(recipe: Mapping[str, str], classes: Sequence[str]) -> str:
+    """The hash of a manifest: of its recipe as saved, and of what the labels mean."""
+    blob = json.dumps([recipe, classes], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(blob.encode()).hexdigest()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

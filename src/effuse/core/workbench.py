@@ -1,5 +1,6 @@
 """The workbench, on which models are trained and sampled: the server has one, and every client is one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Workbench:
         self.protection: Protection | None = None  # of private data
         self.message = ""  # the digest of the job's message; private noise is never repeated under another message
         self.releases: list[Release] = []  # of private data, in this job
+        self.charge: Callable[[Stream, Release], None] = lambda stream, release: None  # for noise without a budget
         self._address = Stream(())
         self._calls = 0
 

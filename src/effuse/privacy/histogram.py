@@ -34,6 +34,8 @@ class Disclosure(Spec, ABC):
     def of(self, client: Client, stream: Stream) -> list[float]:
         """A client's disclosed counts. Under a budget every unit counts one, and the total is that of the images."""
         if client.protection is None:
+            if self.release is not None:
+                client.charge(stream, self.release)
             return self.disclosed(client.data.histogram, stream)
         if self.release is None:
             raise RecipeError(f"{client.where}: {self} would send exact counts of private images; use gaussian(...)")

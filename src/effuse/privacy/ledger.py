@@ -65,9 +65,14 @@ class Ledger:
                     self._attempts[key] = file
                     undo.callback(self._attempts.pop, key)
                 if due:
-                    said = [dataclasses.asdict(release) for release in releases]
-                    book.write(kind="charge", run=self.run, key=key, what=what, unit=self.cap.unit, releases=said)
+                    self._write_charge(book, key, what, releases)
                 undo.pop_all()
+
+    def record(self, key: str, what: str, releases: Sequence[Release]) -> None:
+        """Charge once what no cap limits and every repetition would release with the same noise."""
+        with self._locked() as book:
+            if key not in book.unfinished:
+                self._write_charge(book, key, what, releases)
 
     def foresee(self, what: str, releases: Sequence[Release]) -> None:
         """Refuse a whole run that the cap does not allow beside what other runs have charged."""
@@ -138,6 +143,10 @@ class Ledger:
         """Give up unfinished orders, so that another process on this data may do them; they stay charged."""
         while self._attempts:
             self._attempts.popitem()[1].close()
+
+    def _write_charge(self, book: "_Book", key: str, what: str, releases: Sequence[Release]) -> None:
+        said = [dataclasses.asdict(release) for release in releases]
+        book.write(kind="charge", run=self.run, key=key, what=what, unit=self.cap.unit, releases=said)
 
     def _check(self, book: "_Book", what: str, releases: Sequence[Release], entries: Sequence[Entry]) -> None:
         """Refuse what the cap does not allow beside these charges."""

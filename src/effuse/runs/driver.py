@@ -138,8 +138,7 @@ def resume(
         if folder.result.exists():
             observer.said(f"{out} is already finished")
             return folder.read_result()
-        if (why := folder.unreadable()) is not None:  # before loading data and waiting for sites
-            raise RunError(why)
+        folder.fall_back(observer.said, here=served is None)  # before loading data and waiting for sites
         chosen = chosen or pick_device(manifest.get("device", "auto"))
         train, test = _loaded(recipe)
         for split, found in (("train", train), ("test", test)):

@@ -5,14 +5,14 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import effuse
 from effuse.core.algorithm import Server
-from effuse.core.errors import RunError, WireError
-from effuse.core.files import held, sync_file, write_atomically, writing
+from effuse.core.errors import EffuseError, FederationError, RunError, WireError
+from effuse.core.files import held, reading, sync_file, write_atomically, writing
 from effuse.core.ledger import EVALUATION
 from effuse.core.message import message
 from effuse.core.model import Model
@@ -21,7 +21,7 @@ from effuse.core.spec import field_hints, text
 from effuse.core.wire import decode, encode
 from effuse.runs.records import Result, RoundRecord
 from effuse.runs.release import versions
-from effuse.transport.state import MARKS, saved_by_another
+from effuse.transport.state import MARKS, SEALS, Snapshots, bound_to, damaged, saved_by_another, sealed
 
 
 @message(name="checkpoint")
@@ -60,6 +60,11 @@ class RunFolder:
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def digest(self) -> str:
+        """The manifest's hash."""
+        return bound_to(self.path)
 
     def require_new(self) -> None:
         """Refuse a folder that already holds a run."""
@@ -137,8 +142,9 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         if self.rounds.exists():  # the lines must be on disk before the checkpoint that counts them
             sync_file(self.rounds)
-        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", encode(checkpoint, Checkpoint, marks=MARKS))
-        for old in self._checkpoints()[:-1]:
+        blob = sealed(encode(checkpoint, Checkpoint, marks=MARKS | SEALS), self.digest)
+        write_atomically(folder / f"{checkpoint.t:06d}.safetensors", blob)
+        for old in self._checkpoints()[:-2]:  # the one before the last is for when the last is damaged
             old.unlink(missing_ok=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -148,23 +154,59 @@ class RunFolder:
             return None
         if (why := self.unreadable()) is not None:
             raise RunError(why)
+        return self._read(newest[0])
+
+    def _read(self, path: Path) -> Checkpoint:
+        with reading(path):
+            blob = path.read_bytes()
+        if (why := damaged(blob, path, self.digest)) is not None:
+            raise RunError(f"{why}; restore it from a backup, or start a new run")
         try:
-            checkpoint: Checkpoint = decode(newest[0].read_bytes(), Checkpoint)
+            checkpoint: Checkpoint = decode(blob, Checkpoint)
         except WireError as error:
-            raise RunError(_damaged(newest[0], error)) from None
+            raise RunError(_damaged(path, error)) from None
         return checkpoint
+
+    def fall_back(self, say: Callable[[str], None], here: bool) -> None:
+        """Set a damaged checkpoint aside where the one before it is whole; with the clients' states, if they are `here`."""
+        first: EffuseError | None = None
+        for path in reversed(self._checkpoints()):
+            try:
+                self._require_whole(path, here)
+            except (RunError, FederationError) as error:
+                first = first or error
+                continue
+            for newer in [p for p in self._checkpoints() if p > path]:
+                newer.rename(newer.with_suffix(".damaged"))
+            if first is not None:
+                say(f"WARNING: {first}")
+                say(f"WARNING: going back to the checkpoint before it, {path}; the rounds since then are done again")
+            return
+        if first is not None:
+            raise first
+
+    def _require_whole(self, path: Path, here: bool) -> None:
+        """Refuse a checkpoint that is damaged, or names a state that is."""
+        if (why := self._unreadable(path)) is not None:
+            raise RunError(why)
+        checkpoint = self._read(path)
+        for client, name in checkpoint.snapshots.items() if here else ():
+            Snapshots(self.path / "clients" / str(client), run=self.digest).read(name)
+        if checkpoint.workbench is not None:
+            Snapshots(self.path / "server", run=self.digest).read(checkpoint.workbench)
 
     def unreadable(self) -> str | None:
         """Why the newest checkpoint's header cannot be read: another version saved it, or it is damaged."""
-        for path in self._checkpoints()[-1:]:
-            with open(path, "rb") as file:
-                size = file.read(8)
-                head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
-            try:
-                return saved_by_another(head, path)
-            except WireError as error:
-                return _damaged(path, error)
-        return None
+        return next((self._unreadable(path) for path in self._checkpoints()[-1:]), None)
+
+    def _unreadable(self, path: Path) -> str | None:
+        with reading(path), open(path, "rb") as file:
+            size = file.read(8)
+            head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
+        try:
+            return saved_by_another(head, path)
+        except WireError as error:
+            return _damaged(path, error)
 
     def inherit(self, other: "RunFolder") -> None:
         """Copy the training of another run, without its evaluations."""
@@ -179,6 +221,8 @@ class RunFolder:
         for states in ("clients", "server"):
             if (other.path / states).is_dir():
                 shutil.copytree(other.path / states, self.path / states, dirs_exist_ok=True)
+        for own in (self.path / "server", *self.path.glob("clients/*")):
+            Snapshots(own, wait=False).adopt(self.digest)
         ledger = {account: sums for account, sums in ended.ledger.items() if not account.startswith(EVALUATION)}
         unevaluated: dict[str, Any] = {"metrics": "null", "digests": [], "ledger": ledger}
         self.save_checkpoint(dataclasses.replace(ended, **unevaluated, lines=self.rounds.stat().st_size))

@@ -97,7 +97,7 @@ class Run:
         protections = self.plan.protections
         self.fed = engine(EngineContext(recipe, train, self.machines, workers, folder.path, observer.said, protections))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
-        self.bench_state = Snapshots(folder.path / "server")
+        self.bench_state = Snapshots(folder.path / "server", run=folder.digest)
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
         self.ema: Model | None = None
         self.averaged = 0  # models in `ema`
@@ -257,7 +257,7 @@ class Run:
                 seconds=self.seconds + time.monotonic(),
             )
         )
-        self.bench_state.prune({workbench})
+        self.bench_state.prune({workbench}, workbench)
         fed.durable = dict(fed.snapshots)
 
     def _finish(self, server: Server, t: int, federated: int) -> Result:

@@ -26,7 +26,7 @@ from effuse.machines.eager import Eager, batch_seeds
 from effuse.models.saved import load_model
 from effuse.runs.folder import RunFolder
 from effuse.tasks.denoise import Denoise
-from effuse.transport.state import Snapshots
+from effuse.transport.state import Snapshots, bound_to
 
 
 def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
@@ -136,5 +136,5 @@ def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
         why = f"client {client} never took part" if exists else f"its clients are 0 to {recipe.clients - 1}"
         raise RunError(f"{run} has no model of client {client}; {why}")
     bench: Any = Workbench(Eager(torch.device("cpu")), recipe.task, recipe.rounds, client)
-    bench.state = Snapshots(run / "clients" / str(client)).read(name)
+    bench.state = Snapshots(run / "clients" / str(client), run=bound_to(run)).read(name)
     return recipe.algorithm.own(bench, model)

@@ -113,9 +113,9 @@ def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str,
 
 
 def disk(recipe: Recipe, model: Model, server_bytes: int, client_bytes: int) -> dict[str, int]:
-    """The estimated size of a run folder in bytes: two checkpoints, two states of each client, the model and its average."""
+    """The estimated bytes of a run folder: two checkpoints, three states of each client, the model and its average."""
     own, copies = model.params.nbytes, 1 if recipe.ema is None else 2
-    parts = {"checkpoints": 2 * (server_bytes + (copies - 1) * own), "clients": 2 * client_bytes, "model": copies * own}
+    parts = {"checkpoints": 2 * (server_bytes + (copies - 1) * own), "clients": 3 * client_bytes, "model": copies * own}
     return parts | {"total": sum(parts.values())}
 
 

@@ -37,7 +37,7 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     planned = site.planned(recipe, shard)
     ledger = site.ledger(recipe, invitation)
     lines += spending(planned, site.client, ledger)
-    if ledger is not None:
+    if ledger is not None and recipe.budget is not None:
         try:
             ledger.foresee("this run", planned.releases(site.client))
         except EffuseError as error:

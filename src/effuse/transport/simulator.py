@@ -19,7 +19,7 @@ from effuse.core.spans import span
 from effuse.core.visit import each_params, through_wire
 from effuse.core.workbench import SERVER, Client, Workbench
 from effuse.transport.slots import in_slots
-from effuse.transport.state import Snapshots
+from effuse.transport.state import Snapshots, bound_to
 from effuse.transport.worker import Worker
 from effuse.transport.write_guard import WriteGuard
 
@@ -119,4 +119,5 @@ class Simulator(InProcess):
 
 def on_disk(run: Path) -> Callable[[int], Snapshots]:
     """Each client's folder of states; they need not reach the disk before a checkpoint names them."""
-    return lambda client: Snapshots(run / "clients" / str(client), wait=False)
+    bound = bound_to(run)
+    return lambda client: Snapshots(run / "clients" / str(client), wait=False, run=bound)

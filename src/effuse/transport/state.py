@@ -1,5 +1,9 @@
-"""Client state on disk: copy-on-write snapshots, so that a lost or killed round rolls back by itself."""
+"""Client state on disk: copy-on-write snapshots, so that a lost or killed round rolls back by itself.
 
+Checkpoints and client states carry their own digest and that of the run's manifest, so neither is read damaged or elsewhere.
+"""
+
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +14,13 @@ from effuse.core.errors import FederationError, WireError
 from effuse.core.files import sync_file, write_atomically, writing
 from effuse.core.message import MESSAGES, is_message, message_name
 from effuse.core.params import Buffers, Params
+from effuse.core.recipe import manifest_digest, read_manifest
 from effuse.core.visit import each_params
 from effuse.core.wire import decode, encode, marks_in
 
-FORMAT = "2"  # of checkpoints and client states; raised when this version cannot read what older ones saved
+FORMAT = "3"  # of checkpoints and client states; raised when this version cannot read what older ones saved
 MARKS = {"format": FORMAT, "version": effuse.__version__}  # in the header of both
+SEALS = {"run": "0" * 64, "digest": "0" * 64}  # filled in by `sealed`: of the manifest, and of the file with zeros here
 KINDS: dict[str, Any] = {"params": Params, "buffers": Buffers, "tensor": Tensor, "scalar": bool | int | float | str | None}
 
 
@@ -27,6 +33,51 @@ def saved_by_another(blob: bytes, what: object) -> str | None:
         f"{what} was saved by effuse {marks.get('version', '0.1.0 or older')}, and this is effuse {effuse.__version__}, "
         "which cannot read it; use that version for this run, or start a new one"
     )
+
+
+def sealed(blob: bytes, run: str = "") -> bytes:
+    """An encoded file, bound to the manifest of a run and with its own digest; both replace what stands there."""
+    made = bytearray(blob)
+    for name, value in (("run", run or SEALS["run"]), ("digest", SEALS["digest"])):
+        at = _place_of(made, name)
+        made[at : at + 64] = value.encode()
+    at = _place_of(made, "digest")
+    made[at : at + 64] = hashlib.sha256(made).hexdigest().encode()
+    return bytes(made)
+
+
+def damaged(blob: bytes, what: object, run: str = "") -> str | None:
+    """Why a sealed file is not what was written, or belongs to another run than `run`; None where it is and does."""
+    try:
+        at, bound = _place_of(blob, "digest"), _place_of(blob, "run")
+    except ValueError:
+        return f"{what} is damaged: its header is not the one that was written"
+    view, made = memoryview(blob), hashlib.sha256()
+    for part in (view[:at], SEALS["digest"].encode(), view[at + 64 :]):
+        made.update(part)
+    if made.hexdigest().encode() != view[at : at + 64]:
+        return f"{what} is damaged: its digest is not the one that was written"
+    owner = bytes(view[bound : bound + 64]).decode()
+    if run and owner != run:
+        return (
+            f"{what} belongs to the manifest {owner[:12]}, and manifest.json here is {run[:12]}; "
+            "restore manifest.json as it was, or start a new run"
+        )
+    return None
+
+
+def _place_of(blob: bytes | bytearray, mark: str) -> int:
+    """Where a seal's 64 digits begin; the marks come first in a header."""
+    key = f'"{mark}":"'.encode()
+    return blob.index(key, 0, 1000) + len(key)
+
+
+def bound_to(run: Path) -> str:
+    """The hash of a run folder's manifest, which its checkpoints and states are bound to; empty where there is none."""
+    if not (run / "manifest.json").exists():
+        return ""
+    manifest = read_manifest(run)
+    return manifest_digest(manifest["recipe"], manifest.get("classes", ()))
 
 
 def kind_of(value: Any, where: str) -> str:
@@ -46,8 +97,8 @@ class Snapshots:
 
     on_disk = True
 
-    def __init__(self, folder: Path, wait: bool = True) -> None:
-        self.folder, self.wait = folder, wait
+    def __init__(self, folder: Path, wait: bool = True, run: str = "") -> None:
+        self.folder, self.wait, self.run = folder, wait, run
 
     def read(self, name: str | None) -> dict[str, Any]:
         """The state of that snapshot; the name of a client without a snapshot is None, and its state is empty."""
@@ -57,6 +108,8 @@ class Snapshots:
         table = blob[8 : 8 + int.from_bytes(blob[:8], "little")]
         if (refusal := saved_by_another(table, path)) is not None:
             raise FederationError(refusal)
+        if (why := damaged(blob, path, self.run)) is not None:
+            raise FederationError(f"{why}; restore the folder from a backup, or start a new run")
         return unpack_state(blob)
 
     def blob(self, name: str) -> bytes:
@@ -70,7 +123,7 @@ class Snapshots:
             ) from None
 
     def write(self, name: str, state: dict[str, Any]) -> None:
-        self.put(name, pack_state(state))
+        self.put(name, sealed(pack_state(state), self.run))
 
     def put(self, name: str, blob: bytes) -> None:
         """Write a snapshot's file."""
@@ -84,12 +137,30 @@ class Snapshots:
             sync_file(self._path(name))
             sync_file(self.folder)
 
-    def prune(self, keep: set[str | None]) -> None:
-        """Delete all other snapshots."""
+    def prune(self, keep: set[str | None], durable: str | None = None) -> None:
+        """Delete all snapshots but these, and those that the last two checkpoints name; `durable` is the last one's."""
         if self.folder.is_dir():
+            keep = keep | self._durable(durable)
             for path in self.folder.glob("*.state"):
                 if path.stem not in keep:
                     path.unlink(missing_ok=True)
+
+    def adopt(self, run: str) -> None:
+        """Bind all snapshots to another run, which continues from them."""
+        for path in self.folder.glob("*.state"):
+            blob = self.blob(path.stem)
+            if (why := damaged(blob, path)) is not None:
+                raise FederationError(f"{why}; run it again")
+            write_atomically(path, sealed(blob, run), self.wait)
+
+    def _durable(self, newest: str | None) -> set[str | None]:
+        """The snapshots of the last two checkpoints, as orders have named them; a file, since processes come and go."""
+        path = self.folder / "durable"
+        known = path.read_text().split() if path.exists() else []
+        if newest is not None and known[-1:] != [newest]:
+            known = [*known[-1:], newest]
+            write_atomically(path, " ".join(known).encode(), wait=False)
+        return set(known)
 
     def _path(self, name: str) -> Path:
         if not all(c.isdigit() or c in "-_" for c in name):
@@ -113,7 +184,7 @@ class MemorySnapshots(Snapshots):
         self._states[name] = dict(state)
         self.nbytes = bytes_in(list(state.values()))
 
-    def prune(self, keep: set[str | None]) -> None:
+    def prune(self, keep: set[str | None], durable: str | None = None) -> None:
         self._states = {k: v for k, v in self._states.items() if k in keep}
 
 
@@ -125,7 +196,7 @@ def bytes_in(value: Any) -> int:
 def pack_state(state: dict[str, Any]) -> bytes:
     """State as framed blobs: a table of kinds, then one blob a value."""
     kinds = {key: kind_of(value, f"state['{key}']") for key, value in state.items()}
-    return frame(encode(kinds, dict[str, str], marks=MARKS), *(encode(v, _hint(kinds[k])) for k, v in state.items()))
+    return frame(encode(kinds, dict[str, str], marks=MARKS | SEALS), *(encode(v, _hint(kinds[k])) for k, v in state.items()))
 
 
 def unpack_state(blob: bytes) -> dict[str, Any]:

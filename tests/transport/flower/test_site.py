@@ -88,11 +88,15 @@ def test_a_secret_of_its_own_unless_the_recipe_says_reproducible(tmp_path):
     a, b, c = (site_at(tmp_path / n) for n in "abc")
     a.enrol(invitation_of(private)), b.enrol(invitation_of(private)), c.enrol(invitation_of(open_))
     assert a.worker.secret != b.worker.secret and len(a.worker.secret) == 32 and c.worker.secret == b""
+    kept = (tmp_path / "a" / "secret").read_bytes()
     mode = stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode)
     assert mode == 0o600 and not (tmp_path / "c" / "secret").exists()
-    assert (
-        site_at(tmp_path / "a").enrol(invitation_of(private)) and (tmp_path / "a" / "secret").read_bytes() == a.worker.secret
-    )
+    again, other = (site_at(tmp_path / "a") for _ in range(2))
+    again.enrol(invitation_of(private))
+    assert (tmp_path / "a" / "secret").read_bytes() == kept and again.worker.secret == a.worker.secret != kept
+    (tmp_path / "a" / "manifest.json").unlink()
+    other.enrol(invitation_of(resolved(seed=1)))
+    assert (tmp_path / "a" / "secret").read_bytes() == kept and other.worker.secret != a.worker.secret, "of another manifest"
 
 
 def test_a_site_is_one_client(tmp_path):

@@ -1,6 +1,8 @@
 """A site's worker under a ledger: an order is paid before it computes, and its reply is stored before it leaves."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +22,15 @@ from effuse.core.wire import decode, encode
 from effuse.core.workbench import Client
 from effuse.machines.hollow import Hollow
 from effuse.privacy.accountant import merged
+from effuse.privacy.histogram import Disclosure
 from effuse.privacy.ledger import Ledger, ledger_path, order_key
-from effuse.privacy.noise import SecureNoise, SecureNumbers
+from effuse.privacy.noise import KEY_BYTES, SecureNoise, SecureNumbers
 from effuse.transport.plan import Plan
 from effuse.transport.state import MemorySnapshots, Snapshots, frame, unframe
 from effuse.transport.worker import Receipt, Worker
 
 DELTA = 1e-5  # of a site's cap, unless it gives one
+REPRODUCIBLE = "reproducible=True: the server could draw this site's noise again and subtract it; leave it out"
 KEPT = 32  # stored replies of a run: a resumed server repeats what it did since its last checkpoint
 
 
@@ -57,9 +61,9 @@ class Limit(NamedTuple):
                 "set budget=budget(epsilon=...), and privacy=dp_sgd() of its solvers"
             )
         if recipe.budget is not None and recipe.reproducible:
-            raise RecipeError(
-                "reproducible=True: the server could draw this site's noise again and subtract it; leave it out"
-            )
+            raise RecipeError(REPRODUCIBLE)
+        if recipe.reproducible and disclosures(recipe):
+            raise RecipeError(REPRODUCIBLE)
 
     def cap(self, budget: Budget) -> Budget:
         """The site's cap; without one of its own, the recipe's budget."""
@@ -70,6 +74,27 @@ class Limit(NamedTuple):
     def opened(self, budget: Budget, data: str, run: str) -> Ledger:
         """The ledger of the data with this digest, for one run."""
         return Ledger(self.ledger or ledger_path(data), self.cap(budget), run)
+
+
+def disclosures(recipe: Recipe) -> list[Disclosure]:
+    """The noisy disclosures of counts that a recipe without a budget asks for."""
+    values = (getattr(recipe.algorithm, f.name) for f in dataclasses.fields(recipe.algorithm))
+    return [v for v in values if isinstance(v, Disclosure) and v.charge is not None and recipe.budget is None]
+
+
+def run_secret(secret: bytes, about: bytes) -> bytes:
+    """A site's secret for one manifest and one data set: no noise of one run is drawn again in another."""
+    return hashlib.blake2b(about, key=secret, person=b"effuse.run", digest_size=KEY_BYTES).digest()
+
+
+def charging(ledger: Ledger, about: bytes) -> Callable[[Stream, Release], None]:
+    """What charges noise without a budget. One stream draws the same noise on the same counts, which is one release."""
+
+    def charge(stream: Stream, release: Release) -> None:
+        address = json.dumps([stream.key, dataclasses.asdict(release)]).encode()
+        ledger.record(order_key(about, address), "counts of labels", [release])
+
+    return charge
 
 
 class Withheld(EffuseError):
@@ -84,8 +109,8 @@ class Unpaid(Snapshots):
 
     on_disk = False
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, run: str) -> None:
+        super().__init__(folder, run=run)
         self.pending: tuple[str, bytes] | None = None
 
     def put(self, name: str, blob: bytes) -> None:
@@ -108,7 +133,8 @@ class Guarded:
         self, worker: Worker, recipe: Recipe, client: Client, ledger: Ledger, protection: Protection, about: bytes
     ) -> None:
         self.worker, self.ledger, self.about = worker, ledger, about
-        self.snapshots = Unpaid(worker.snapshots(client.id).folder)
+        own = worker.snapshots(client.id)
+        self.snapshots = Unpaid(own.folder, own.run)
         self._key = ""  # of the order that is carried out, if it was charged
         self._released: list[Release] = []
         numbers: Callable[[Stream], Any] = lambda stream: SecureNumbers(self._noise(stream))  # noqa: E731
@@ -209,6 +235,13 @@ def without_values(shard: Shard) -> Shard:
 def spending(planned: Plan, client: int, ledger: Ledger | None = None) -> list[str]:
     """What a whole run may cost one client, and what its ledger says, in words; nothing without a budget."""
     spent, budget = planned.spent(), planned.recipe.budget
+    if budget is None and ledger is not None:
+        mechanisms = " and ".join(map(str, disclosures(planned.recipe)))
+        before, delta = ledger.spent()
+        return [
+            f"counts of labels leave this site with the noise of {mechanisms}; models leave it without noise",
+            f"ledger {ledger.path}: epsilon {before:.4g} charged so far (delta {delta:g}); every new draw is charged",
+        ]
     if spent is None or budget is None:
         return []
     own = spent["clients"].get(str(client), {"epsilon": 0.0, "sigma": None, "releases": 0})

@@ -1,14 +1,13 @@
 """The messages between server and sites, and the interface of the transport below them."""
 
 import contextlib
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from effuse.core.errors import EffuseError, WireError
 from effuse.core.message import message
+from effuse.core.recipe import manifest_digest
 from effuse.core.wire import decode, encode
 
 INVITATION, ORDER, FAREWELL = "hello", "order", "farewell"  # from the server
@@ -44,8 +43,7 @@ class Invitation:
     @property
     def digest(self) -> str:
         """The manifest's hash, which a site pins."""
-        blob = json.dumps([self.recipe, self.classes], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(blob.encode()).hexdigest()
+        return manifest_digest(self.recipe, self.classes)
 
 
 @message(name="enrolment")

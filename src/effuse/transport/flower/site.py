@@ -23,6 +23,7 @@ from effuse.core.errors import (
 )
 from effuse.core.federation import Order
 from effuse.core.files import held, write_atomically, writing
+from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
 from effuse.core.workbench import Client
@@ -31,7 +32,17 @@ from effuse.privacy.ledger import Ledger
 from effuse.privacy.noise import KEY_BYTES
 from effuse.tasks.classify import Classify
 from effuse.transport.device import pick_device
-from effuse.transport.flower.guarded import Guarded, Limit, Withheld, spending, without_values
+from effuse.transport.flower.guarded import (
+    DELTA,
+    Guarded,
+    Limit,
+    Withheld,
+    charging,
+    disclosures,
+    run_secret,
+    spending,
+    without_values,
+)
 from effuse.transport.flower.log import log_in
 from effuse.transport.flower.messages import Enrolment, Invitation
 from effuse.transport.plan import Plan, plan
@@ -204,10 +215,14 @@ class Site:
         return plan(recipe, [without_values(shard)] * recipe.clients, only=[self.client])
 
     def ledger(self, recipe: Recipe, invitation: Invitation) -> Ledger | None:
-        """The ledger of this site's own data; None where the recipe has no budget, or the site is simulated."""
-        if self.train is None or recipe.budget is None:
+        """The ledger of this site's own data; None where nothing has noise, or the site is simulated."""
+        if self.train is None:
             return None
-        return self.limit.opened(recipe.budget, self.train.digest, invitation.digest)
+        budget = recipe.budget
+        for disclosure in disclosures(recipe):  # without a budget; what it costs is recorded, and no cap limits it
+            epsilon, delta = disclosure.charge or (0.0, 0.0)
+            budget = Budget(epsilon=epsilon, delta=delta or DELTA)
+        return None if budget is None else self.limit.opened(budget, self.train.digest, invitation.digest)
 
     def _prepared(self, recipe: Recipe, invitation: Invitation) -> tuple[Worker, Handle]:
         """The worker, and what carries out its orders."""
@@ -216,24 +231,28 @@ class Site:
         # for the same bits as a simulation, a site uses the threads of one simulated client; otherwise all cores
         simulated = recipe.reproducible or self.data is None
         self._threads = (machine.threads or recipe.threads) if simulated else self._cores
-        snapshots = Snapshots(self.folder)
+        snapshots = Snapshots(self.folder, run=invitation.digest)
 
         def client(k: int) -> Client:
             if k != self.client:
                 raise FederationError(f"this is client {self.client}, not client {k}")
-            return Client(machine, recipe.task, recipe.rounds, k, shard)
+            made = Client(machine, recipe.task, recipe.rounds, k, shard)
+            if ledger is not None and recipe.budget is None:
+                made.charge = charging(ledger, about)
+            return made
 
-        secret = b"" if recipe.reproducible else self._secret()
+        ledger = self.ledger(recipe, invitation)
+        about = f"{invitation.digest} {'' if self.train is None else self.train.digest}".encode()
+        secret = b"" if recipe.reproducible else run_secret(self._secret(), about)
         worker = Worker(recipe.algorithm, recipe.seed, client, lambda k: snapshots, recipe.wire, secret)
         worker.protections = (planned := self.planned(recipe, shard)).protections
         carry_out = worker.handle
-        if self.train is not None and (ledger := self.ledger(recipe, invitation)) is not None:
+        if ledger is not None and recipe.budget is not None:
             ledger.foresee("this run", planned.releases(self.client))
-            about = f"{invitation.digest} {self.train.digest}".encode()
             own = planned.protections[self.client]
             carry_out = Guarded(worker, recipe, client(self.client), ledger, own, about).handle
-            for line in spending(planned, self.client, ledger):
-                self.report(line)
+        for line in spending(planned, self.client, ledger):
+            self.report(line)
         self.report(f"client {self.client} is ready with {self.counted(shard)}")
         return worker, carry_out
 
