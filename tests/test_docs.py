@@ -112,7 +112,10 @@ def test_links_have_targets(document):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
 
 
-@pytest.mark.parametrize("document", ["docs/feddiffuse.md", "docs/fedddpm.md", "docs/fedphd.md", "docs/feddiff.md"])
+PAPERS = ("feddiffuse", "fedddpm", "fedphd", "feddiff", "feddifrc")
+
+
+@pytest.mark.parametrize("document", [f"docs/{paper}.md" for paper in PAPERS])
 def test_a_papers_commands_name_existing_recipes(document):
     """Running them would take hours, so recipes, settings, tables, scales and cells are looked up instead."""
     lines = [line for block in blocks(document, "sh") for line in block.splitlines()]

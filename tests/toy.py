@@ -15,6 +15,7 @@ from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiff import FedDiff
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
+from effuse.algorithms.feddifrc import FedDifRC
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.localaug import LocalAug
@@ -24,6 +25,7 @@ from effuse.algorithms.moon import Moon
 from effuse.algorithms.nearest_mean import NearestMean
 from effuse.algorithms.scaffold import Scaffold
 from effuse.algorithms.shared.filters import Fmf
+from effuse.algorithms.shared.guides import Encoder, Own, Vectors
 from effuse.core.aggregate import by_weight
 from effuse.core.algorithm import Algorithm, Server, on_client
 from effuse.core.data import Dataset, Source, Split
@@ -77,11 +79,15 @@ class ToyNetwork(nn.Module):
         self.up = nn.Conv2d(width, channels, 3, padding=1)
         self.dropout = nn.Dropout(dropout)
 
+    condition_width = 1
+
     def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: str = "output"):
         hidden = torch.relu(self.down(x)) * (1 + t.float() / 100)[:, None, None, None]
         hidden = self.dropout(torch.relu(self.middle(hidden)))
         if give == "features":
             return hidden.mean((2, 3))
+        if give == "stages":
+            return hidden, self.up(hidden)
         return (self.up(hidden), hidden.mean((2, 3))) if give == "both" else self.up(hidden)
 
 
@@ -92,6 +98,7 @@ class ToyUnet(Arch):
     parts = {"encoder": ("down",), "bottleneck": ("middle",), "decoder": ("up",)}
     uncut = ("up",)
     featured = True
+    staged = True
 
     width: int = 4
     dropout: float = 0.1
@@ -111,9 +118,10 @@ class ToyLabelledNetwork(ToyNetwork):
         super().__init__(channels, width, dropout)
         self.classes = nn.Embedding(classes + 1, 1)
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor, give: str = "output"):
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor, give: str = "output", condition: Tensor | None = None):
         rows = torch.where(labels < 0, self.classes.num_embeddings - 1, labels)
-        return super().forward(x + self.classes(rows)[:, :, None, None], t, give=give)
+        embedding = self.classes(rows) if condition is None else self.classes(rows) + condition
+        return super().forward(x + embedding[:, :, None, None], t, give=give)
 
 
 @spec
@@ -353,7 +361,7 @@ class ToyForgetful(FedAvg):
         return Server(next(answers)[1].model)
 
 
-CLASSIFYING = ("ensemble", "dense", "nearest_mean")  # the algorithms whose networks are classifiers
+CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc")  # the algorithms whose networks are classifiers
 
 
 def toy_recipe(**changes) -> Recipe:
@@ -393,6 +401,8 @@ CVAES = {
     "sampler": Decode(batch=4),
     "group": 2,
 }
+TOY_GUIDE, TOY_NOISE = ToyLabelled(width=16, dropout=0.0), Denoise(schedule=Linear(steps=25))
+GUIDE = Own(network=TOY_GUIDE, stages=(0, 1), widths=(15, 1), task=TOY_NOISE)
 # never satisfied, so that a run is as long as its rehearsal
 TEST = QuickTest(every=1, size=4, encoder=Pixels(side=2), threshold=1e-9)
 # every algorithm of the project, and the toy algorithms above
@@ -454,6 +464,19 @@ ALGORITHMS = {
         distillation=ADAM,
         histogram=Laplace(epsilon=1.0),
     ),
+    "feddifrc, class vectors": FedDifRC(local=ADAM, guide=Vectors(), U="none", distance="l2"),
+    "feddifrc, principal axes of an untrained guide": FedDifRC(local=ADAM, guide=GUIDE, t=3),
+    "feddifrc, its condition refreshed, part of the clients": FedDifRC(
+        local=KEPT, cohort=2, guide=dataclasses.replace(GUIDE, reduce="random", image="other", label="null"), t=3, refresh=1
+    ),
+    "feddifrc, a bank, the other stage": FedDifRC(
+        local=ADAM,
+        guide=Own(network=TOY_GUIDE, stages=(0,), reduce="random", pool="l2", task=TOY_NOISE),
+        t=3,
+        U="round",
+        distance="kl",
+    ),
+    "feddifrc, an encoder": FedDifRC(local=ADAM, guide=Encoder(network=SMALL), tdcl=0.0),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
     "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),

@@ -15,6 +15,7 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.solvers import Adam
 from effuse.core.table import Cell, Scale, Table
 from effuse.machines.eager import Eager
+from effuse.models.pretrained import FromPretrained
 from effuse.recipes import catalogue, tables
 from effuse.runs import driver, rounds
 from effuse.runs.folder import RunFolder
@@ -69,6 +70,27 @@ def test_two_cells_at_a_small_scale(effuse, toy_table):
     for quantity in ("parameters", "bytes"):
         assert personal[f"{quantity}_sent"] == result["traffic"][quantity]["total"] > 0
     assert json.loads(Path("runs/toy.table-smoke/table.json").read_text()) == report, "the table is saved after every cell"
+
+
+def test_a_cell_may_begin_with_the_model_of_another(effuse, monkeypatch):
+    """{out} is the folder of the runs. The second cell finds the first one's model there, and not before it has run."""
+
+    def begun(folder: str = "") -> Recipe:
+        return toy_recipe(rounds=1, **{"model": FromPretrained(folder=folder)} if folder else {})
+
+    def table() -> Table:
+        recipes = {"first": "toy.begun", "second": 'toy.begun("{out}/first/model")'}
+        cells = tuple(Cell(labels={"cell": name}, recipe=recipe, metric="none") for name, recipe in recipes.items())
+        return Table(title="Toys", cells=cells)
+
+    monkeypatch.setitem(catalogue(), "toy.begun", begun)
+    monkeypatch.setitem(tables(), "toy.chain", table)
+    early = effuse("reproduce toy.chain --only cell=second --out here")
+    assert early.code != 0 and "no model folder at 'here/first/model'" in early.err
+    assert states(effuse("reproduce toy.chain --out here --json").json) == {"first": "done", "second": "done"}
+    first, second = (Path("here", name, "model/model.safetensors").read_bytes() for name in ("first", "second"))
+    assert first != second
+    assert "folder='here/first/model', sha256='" in read_manifest(Path("here/second"))["recipe"]["model"]
 
 
 def test_finished_cells_are_not_run_again_and_the_table_is_for_a_reader(effuse, toy_table, monkeypatch):

@@ -153,6 +153,35 @@ def test_nid2_adds_unbiased_clients_and_needs_one():
         NID2().split(dataset, 6, seed=0)
 
 
+def test_nid2_of_equal_sizes():
+    """CIFAR-10, 7 clients: a class of 5,000 with a biased holder gives it 10 m and the unbiased client m, so m = 454.
+
+    Every client has 4,540 images; 31,780 of 50,000 are used, and four classes are at one client only, 454 images each.
+    """
+    dataset = Labels(sizes=(5000,) * 10).load("train")
+    parts = NID2(sizes="equal").split(dataset, 7, seed=0)
+    assert [len(part) for part in parts] == [4540] * 7 and len(np.unique(np.concatenate(parts))) == 31_780
+    held = [labels_of(dataset, part) for part in parts]
+    assert [len(h) for h in held] == [1] * 6 + [10] and len(set.union(*held[:6])) == 6
+    assert dataset.histogram(torch.from_numpy(parts[6])) == [454] * 10
+
+
+def test_nid2_of_equal_sizes_with_more_unbiased_clients():
+    """Ten clients, sixty images a class: four unbiased ones, m = 60 // (10 + 4) = 4, so every client has 40 images."""
+    dataset = Labels(sizes=(60,) * 10).load("train")
+    parts = NID2(sizes="equal").split(dataset, 10, seed=0)
+    assert [len(part) for part in parts] == [40] * 10 and len(np.unique(np.concatenate(parts))) == 400
+    with pytest.raises(PartitionError, match="too few images for equal sizes"):
+        NID2(sizes="equal").split(Labels(sizes=(10,) * 10).load("train"), 7, seed=0)
+
+
+def test_two_biased_clients_of_one_class_have_different_images():
+    """Three biased clients of two classes: two of one class, so m = 30 // (2 * 2 + 1) = 6, and all have 12 images."""
+    dataset = Labels(sizes=(30, 30)).load("train")
+    parts = NID2(biased=3, sizes="equal").split(dataset, 4, seed=0)
+    assert [len(part) for part in parts] == [12] * 4 and len(np.unique(np.concatenate(parts))) == 48
+
+
 def test_long_tail_counts_of_cifar10():
     dataset = Labels(sizes=(5000,) * 10).load("train")
     parts = LongTail(rho=10).split(dataset, 4, seed=0)

@@ -81,6 +81,41 @@ def test_missing_and_negative_labels_are_the_null_label() -> None:
         assert not torch.equal(net(x, t, torch.tensor([0, 1])), null)
 
 
+def test_stages_are_the_middle_and_the_decoder_s() -> None:
+    """The 9 M network of 32x32 images: 128x4x4, then 128x8x8, 128x16x16, 128x32x32 and 64x32x32; the large one has 256s."""
+    for widths, channels in (
+        ((64, 128, 128, 128), (128, 128, 128, 128, 64)),
+        ((128, 256, 256, 256), (256, 256, 256, 256, 128)),
+    ):
+        arch = Unet(widths=widths, conditional=True).resolved(CIFAR)
+        assert arch.staged
+        with torch.device("meta"):
+            maps = arch.build()(*arch.example(), give="stages")
+        assert [tuple(m.shape[1:]) for m in maps] == [(c, s, s) for c, s in zip(channels, (4, 8, 16, 32, 32))]
+
+
+def test_the_last_stage_gives_the_output_and_the_middle_the_features() -> None:
+    net = TINY.build().eval()
+    inputs = torch.randn(2, 1, 8, 8), torch.tensor([5, 7]), torch.tensor([0, 1])
+    with torch.no_grad():
+        middle, *_, last = net(*inputs, give="stages")
+        assert torch.equal(net.conv_out(net.conv_act(net.conv_norm_out(last))), net(*inputs))
+        assert torch.equal(middle.mean(dim=(2, 3)), net(*inputs, give="features"))
+
+
+def test_a_condition_is_added_as_a_class_is() -> None:
+    """The null label with the difference of two embeddings, of class 1 and of the null label, is class 1."""
+    net = TINY.build().eval()
+    x, t = torch.randn(2, 1, 8, 8), torch.tensor([5, 7])
+    with torch.no_grad():
+        embeddings = net.class_embedding.weight
+        condition = (embeddings[1] - embeddings[3]).expand(2, -1)
+        assert condition.shape == (2, net.condition_width) == (2, 4 * 8)
+        wanted = net(x, t, torch.tensor([1, 1]))
+        torch.testing.assert_close(net(x, t, None, condition=condition), wanted)
+        assert not torch.allclose(net(x, t, None), wanted)
+
+
 def test_an_unconditional_network_ignores_labels() -> None:
     net = Unet(side=8, channels=1, classes=3, widths=(8,), layers=1, attention=(), groups=4).build().eval()
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([5, 7])

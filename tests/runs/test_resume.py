@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from toy import CVAES, INVERSION, SYNTHESIS, TEST, ToyAveraging, ToyGuided, ToyStateful, ToyTwoTasks, toy_recipe
+from toy import CVAES, GUIDE, INVERSION, SYNTHESIS, TEST, ToyAveraging, ToyGuided, ToyStateful, ToyTwoTasks, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.dense import Dense
@@ -15,6 +15,7 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
 from effuse.algorithms.feddiffuse import UDec
+from effuse.algorithms.feddifrc import FedDifRC
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
@@ -68,6 +69,7 @@ RECIPES = {
         ),
         rounds=2,
     ),
+    "feddifrc": toy_recipe(algorithm=FedDifRC(local=ADAM, cohort=2, guide=GUIDE, t=3, refresh=2), rounds=4),
     "two tasks": toy_recipe(algorithm=ToyTwoTasks(local=ADAM, pull=0.5), rounds=3),
     "averaging": toy_recipe(algorithm=ToyAveraging(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5)), rounds=3),
     "sent once": toy_recipe(algorithm=ToyGuided(local=ADAM, cohort=2), rounds=4),
@@ -104,6 +106,9 @@ DEATHS = [
     ("fedphd", "checkpointed", 3),  # the checkpoint holds the pruned network, clients hold the moments of the wider one
     ("fedphd", "fit", 5),  # the first client after pruning
     ("fedphd", "renamed", 8),
+    ("feddifrc", "renamed", 2),  # two clients have told moments and kept the guide, and the third is being asked
+    ("feddifrc", "fit", 2),  # a client has looked, its reply has not been taken
+    ("feddifrc", "checkpointed", 1),  # the basis is in the server's state
     ("scaffold", "fit", 4),  # a client's variate is written, its reply not yet taken
     ("scaffold", "checkpoint", 2),
     ("mofedsam", "fit", 4),

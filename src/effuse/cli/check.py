@@ -78,7 +78,9 @@ def show(report: dict[str, Any]) -> None:
     held = report["memory"]["cohort"]
     replies = f", {amount(held)} of it for the replies of a cohort" if held else ""
     table.add_row("memory, about", amount(report["memory"]["total"]) + replies)
-    table.add_row("disk, about", amount(report["disk"]["total"]))
+    states = report["disk"]["clients"]
+    kept = f", {amount(states)} of it for the states of clients" if states else ""
+    table.add_row("disk, about", amount(report["disk"]["total"]) + kept)
     split = Table(title="images and traffic of each client", title_justify="left")
     split.add_column("client", justify="right")
     split.add_column("images", justify="right")

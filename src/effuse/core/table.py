@@ -12,7 +12,8 @@ class Cell:
     """One printed number, and the run that reproduces it."""
 
     labels: Mapping[str, str | int]  # its place in the table: method, clients, ...
-    recipe: str  # a recipe's name or call; {scale} is replaced by the scale's name
+    # a recipe's name or call; {scale} is replaced by the scale's name, {out} by the folder of all cells' runs
+    recipe: str
     settings: tuple[str, ...] = ()  # KEY=VALUE, as `--set` takes them
     metric: str  # the key of the reproduced number in a run's metrics
     printed: float | None = None  # None where a figure shows a point but no number

@@ -1,7 +1,7 @@
 """Partitions without Dirichlet draws: even, sorted shards, few classes, biased clients, domains, long tails."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -64,9 +64,14 @@ class Classes(Dealing):
 
 @spec
 class NID2(Dealing):
-    """FedDifRC's NID2: six clients hold one class each, the others all; the holders of a class share its images evenly."""
+    """FedDifRC's NID2: six clients hold one class each, the others all classes.
+
+    `shared`: the holders of a class share its images evenly, so that the others hold far more. `equal`: all clients hold
+    equally many, as in FedDisco's NIID-2, from which NID2 comes; the rest is left out.
+    """
 
     biased: Count = 6  # clients with a single class
+    sizes: Literal["shared", "equal"] = "shared"
 
     def deal(self, units: Units, clients: int, rng: Random) -> list[np.ndarray]:
         if clients <= self.biased:
@@ -77,7 +82,26 @@ class NID2(Dealing):
         holders = [list(unbiased) for _ in present]
         for client in range(self.biased):
             holders[order[client % len(order)]].append(client)
-        return _share_classes(units, present, holders, clients, rng)
+        if self.sizes == "shared":
+            return _share_classes(units, present, holders, clients, rng)
+        return self._equally(units, present, holders, clients, rng)
+
+    def _equally(
+        self, units: Units, present: np.ndarray, holders: list[list[int]], clients: int, rng: Random
+    ) -> list[np.ndarray]:
+        """m units of every class for each of the others, and as many of its class for each biased client."""
+        shuffled = [rng.permutation(units.of_class(label)) for label in present]
+        others, classes = clients - self.biased, len(present)
+        # a class of n units gives m to each of the others and C m to each client that has it alone
+        m = min(len(of) // (others + classes * (len(who) - others)) for of, who in zip(shuffled, holders))
+        if m < 1:
+            raise PartitionError(f"{self}: too few images for equal sizes; lower biased or clients, or use sizes=shared")
+        hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for of, who in zip(shuffled, holders):
+            counts = [m if client >= self.biased else classes * m for client in who]
+            for client, piece in zip(who, np.split(of, np.cumsum(counts))):
+                hands[client].append(piece)
+        return [np.concatenate(hand) for hand in hands]
 
 
 @spec

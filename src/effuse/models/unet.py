@@ -45,6 +45,7 @@ class Unet(Arch):
     """A U-Net of residual blocks, one width per resolution, with attention where an image side is listed."""
 
     featured: ClassVar[bool] = True
+    staged: ClassVar[bool] = True
     uncut: ClassVar[tuple[str, ...]] = ("conv_out",)
     parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "encoder": ("conv_in", "time_embedding", "class_embedding", "down_blocks"),
@@ -205,12 +206,21 @@ class DDPMUNet(nn.Module):
     conv_out: nn.Module
     dtype: torch.dtype
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, give: Give = "output") -> Any:
+    def forward(
+        self,
+        x: Tensor,
+        t: Tensor,
+        labels: Tensor | None = None,
+        give: Give = "output",
+        condition: Tensor | None = None,
+    ) -> Any:
         embedding = self.time_embedding(self.time_proj(t.expand(len(x))).to(self.dtype))
         if self.class_embedding is not None:
             null = self.class_embedding.num_embeddings - 1
             labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
             embedding = embedding + self.class_embedding(labels)
+        if condition is not None:  # added as a class is, and of the same width
+            embedding = embedding + condition
         embedding = self.times(embedding, give)
         x = self.conv_in(x)
         skips: tuple[Tensor, ...] = (x,)
@@ -221,12 +231,23 @@ class DDPMUNet(nn.Module):
         features = x.mean(dim=(2, 3)) if give != "output" else None
         if give == "features":
             return features
+        stages = [x] if give == "stages" else []
         up: Any
         for up in self.up_blocks:
             x = up(x, skips[-len(up.resnets) :], embedding)
             skips = skips[: -len(up.resnets)]
+            if give == "stages":
+                stages.append(x)
+        if give == "stages":
+            return tuple(stages)
         x = self.conv_out(self.conv_act(self.conv_norm_out(x)))
         return (x, features) if give == "both" else x
+
+    @property
+    def condition_width(self) -> int:
+        """The width of a `condition`."""
+        width: Any = self.time_embedding.linear_2
+        return int(width.out_features)
 
     def times(self, embedding: Tensor, give: Give) -> Any:
         """The blocks' time input: the embedding, which each block projects itself."""

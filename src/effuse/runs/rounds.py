@@ -25,6 +25,7 @@ from effuse.core.visit import placed
 from effuse.core.workbench import SERVER
 from effuse.fast import keep, machines_for
 from effuse.metrics.cost import costs, figures
+from effuse.metrics.history import accuracy_over_rounds
 from effuse.models.cut import Cuttable
 from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import Checkpoint, RunFolder
@@ -270,7 +271,10 @@ class Run:
         ledger = self.fed.ledger.report()
         ledger["costs"] = costs(ledger[TRAINING]["links"])
         images, seconds, per_round = 0, 0.0, []
+        accuracies: list[tuple[int, float]] = []
         for record in self.folder.each_record():
+            if record.metrics and "accuracy" in record.metrics:
+                accuracies.append((record.federated, record.metrics["accuracy"]))
             images += record.images
             seconds += record.seconds.round
             sent = {"parameters": plain(record.traffic.parameters), "bytes": plain(record.traffic.bytes)}
@@ -286,7 +290,7 @@ class Run:
             rounds=federated,
             traffic=dataclasses.replace(Traffic.from_json(ledger[TRAINING], "the ledger"), clients=None),
             parameters=model.params.numel,
-            figures=figures(model, algorithm, ledger["costs"]),
+            figures=figures(model, algorithm, ledger["costs"]) | accuracy_over_rounds(accuracies),
             images=images,
             privacy=self.plan.spent(t),
             seconds=self.seconds + time.monotonic(),

@@ -61,7 +61,8 @@ class Reproduction:
 
     def _plan(self, cell: Cell) -> Planned:
         settings = (*cell.settings, *self.scale.settings)
-        recipe = find_recipe(cell.recipe.replace("{scale}", self.scale_name))[1].changed(list(settings))
+        source = cell.recipe.replace("{scale}", self.scale_name).replace("{out}", self.out.as_posix())
+        recipe = find_recipe(source)[1].changed(list(settings))
         scaled = tuple(
             f"{key}={max(1, round(factor * count))}"
             for key, factor in self.scale.factors.items()

@@ -189,3 +189,11 @@ def test_as_many_clients_may_be_silent_in_a_small_cohort(tmp_path):
     recipe = toy_recipe(rounds=3, algorithm=ALGORITHMS["fedavg, uniform weights and part of the clients"], reproducible=True)
     run_over(channel, recipe, tmp_path / "run", Terms(quorum=2, deadline=0.3))
     assert "continuing with 1 of 2; silent: 1" in (tmp_path / "run" / "federation.log").read_text()
+
+
+def test_feddifrc_sends_its_guide_again_where_the_answer_is_lost(tmp_path):
+    """Client 1's moments and its first training are lost: it has told and kept nothing, and looks in the second round."""
+    ended, _ = run_losing(tmp_path, {1, 2}, ALGORITHMS["feddifrc, principal axes of an untrained guide"], rounds=2)
+    assert ended.received == {"guide": (0, 1, 2), "basis": (0, 1, 2)}
+    assert [state(tmp_path, ended, k)["seen"].at for k in range(3)] == [0, 1, 0]
+    assert {*state(tmp_path, ended, 1)} == {"seen"}
