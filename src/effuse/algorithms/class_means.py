@@ -1,7 +1,6 @@
 """Noisy class means alone: the bar for every private generator, since it needs no network at the clients."""
 
 import dataclasses
-import itertools
 from typing import Annotated
 
 import torch
@@ -11,6 +10,8 @@ from torch import Tensor
 from effuse.algorithms.shared.central_images import class_means, copied
 from effuse.algorithms.shared.synthesis import AuxiliarySet, together
 from effuse.core.capabilities import Draws
+from effuse.core.errors import WireError
+from effuse.core.message import of_images
 from effuse.core.metric import Images
 from effuse.core.model import Arch
 from effuse.core.prelude import FEDERATE, Client, Federation, Model, Server, Solver, message, on_client, spec
@@ -32,7 +33,11 @@ class Means:
     """A client's mean image of each class, and how many images it has of each."""
 
     means: Tensor
-    counts: Tensor
+    counts: Annotated[Tensor, of_images]
+
+    def __post_init__(self) -> None:
+        if not self.counts.is_meta and bool((self.counts < 0).any()):
+            raise WireError("class means: counts are not negative")
 
 
 @spec
@@ -50,7 +55,10 @@ class ClassMeans(Draws, name="class_means"):
     def round(self, server: ClassMeansServer, fed: Federation) -> Server:
         bench = fed.workbench
         if server.phase == MEANS:
-            made = list(itertools.starmap(self._copies, ((fed, k, told) for k, told in fed.ask(self.tell, fed.clients))))
+            made: list[AuxiliarySet] = []
+            for client, told in fed.ask(self.tell, fed.clients):
+                with fed.using(client):
+                    made.append(self._copies(fed, client, told))
             return dataclasses.replace(server, auxiliary=together(made), phase=FEDERATE)
         assert server.auxiliary is not None
         net = bench.load(server.model)

@@ -166,7 +166,7 @@ class Federation(ABC):
             groups = Groups(by, fields, group_of, {None: start} if group is None else start or {})
         sent, answers = self._sent(job, messages, once, arguments)
         for client, reply in answers:
-            with located(where):
+            with self.using(client), located(where):
                 groups.add(client, reply, None if weight is None else weight[client], sent[client], self.wire)
             del reply  # free it before the next one is made
         self.held = max(self.held, groups.nbytes)
@@ -177,6 +177,18 @@ class Federation(ABC):
         if not any(reduced.weight for reduced in results.values()):
             raise ModelError("there is nothing to average: no client answered")
         return results[None]
+
+    @contextlib.contextmanager
+    def using(self, client: int) -> Iterator[None]:
+        """Use a client's reply: if that fails, a federation over a network rejects it and goes on without the client."""
+        try:
+            yield
+        except Exception as error:
+            self.reject(client, error)
+
+    def reject(self, client: int, error: Exception) -> None:
+        """A reply cannot be used. On one machine that is a fault, and ends the run."""
+        raise error
 
     def has(self, name: str) -> set[int]:
         """The clients that have received the argument of that name, which was sent once."""
