@@ -55,7 +55,7 @@ class MoFedSAM(FedAvg, name="mofedsam"):
 
     def ready(self, clients: int) -> None:
         super().ready(clients)
-        if self.aggregate != Average():
+        if type(self.aggregate) is not Average:
             raise RecipeError(
                 f"algorithm.aggregate: {self.aggregate}, but {self.name} divides each update by its client's own steps, "
                 "and takes means; leave it out"
@@ -70,8 +70,9 @@ class MoFedSAM(FedAvg, name="mofedsam"):
         for client, u in fed.ask(self.train, fed.sample(self.cohort), x=x, delta=server.delta):
             with fed.using(client):
                 v = (x.params - u.y.params) / (u.steps * rate) if u.gradient is None else u.gradient
-                y.add(u.y, u.weight)
-                delta.add(v, u.weight)
+                weight = self.aggregate.weighed(client, u.weight)
+                y.add(u.y, weight)
+                delta.add(v, weight)
                 del v
             del u  # or it would stay in memory while the next one arrives
         # an update contains v, a reported gradient only g: mean v = alpha mean g + (1 - alpha) Delta

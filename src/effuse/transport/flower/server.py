@@ -11,6 +11,7 @@ from effuse.core.algorithm import Job
 from effuse.core.errors import EffuseError, FederationError, QuorumError
 from effuse.core.federation import Federation, Order
 from effuse.core.visit import placed
+from effuse.core.watch import Seen, conspicuous, described
 from effuse.core.wire import decode, encode
 from effuse.core.workbench import Workbench
 from effuse.transport.context import EngineContext
@@ -44,6 +45,8 @@ FAREWELL_WAIT = 5.0  # seconds that sites have to fetch the farewell
 
 class Flower(Federation):
     """Clients behind a channel: an order is sent again when its client reconnects, and a silent client is left out."""
+
+    watching = True
 
     def __init__(self, context: EngineContext, channel: Channel, terms: Terms, name: str = "") -> None:
         recipe = context.recipe
@@ -109,10 +112,19 @@ class Flower(Federation):
 
     def report(self, words: str) -> None:
         """Show a sentence to the operator, and write it to the run's log."""
+        self._write(words)
+        self._show(words)
+
+    def _write(self, words: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with open(self._log, "a") as file:
             file.write(f"{stamp} {words}\n")
-        self._show(words)
+
+    def observed(self, where: str, seen: dict[int, Seen]) -> None:
+        super().observed(where, seen)
+        self._write(f"{where}: {described(seen)}")
+        for client, why in conspicuous(seen).items():
+            self.report(f"{where}: look at client {client}: {why}")
 
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
