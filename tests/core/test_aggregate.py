@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from replies import Declared, Reply, Scripted, earlier, model, params, reduced, reply, w
+from toy import ADAM
 
-from effuse.algorithms.fedavg import Update
+from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.mofedsam import MoFedSAM
 from effuse.core.aggregate import Average, Reduced, by_weight, reduced_fields
-from effuse.core.errors import FederationError, ModelError
+from effuse.core.errors import FederationError, ModelError, RecipeError
 from effuse.core.message import message_hints
 from effuse.core.model import Model
 from effuse.core.reducers import Clipped
@@ -51,6 +53,28 @@ def test_the_servers_own_weights():
         reduced([reply(1.0)], weight={0: 0.0})
     with pytest.raises(FederationError, match="round -1, job 'train': weight has no entry for client 1"):
         reduced([reply(1.0), reply(1.0)], weight={0: 1.0})
+
+
+def test_declared_weights_and_a_cap():
+    """Claims 1 and 300: as claimed (1 x 1 + 300 x 5) / 301; declared as 3 and 1, (3 x 1 + 5) / 4 = 2; capped at 3,
+
+    (1 x 1 + 3 x 5) / 4 = 4. A clipped mean has the same two keys.
+    """
+    claims = [reply(1.0, 1.0), reply(5.0, 300.0)]
+    assert w(reduced(claims)) == pytest.approx(1501 / 301)
+    assert w(reduced(claims, by=Average(weights=(3.0, 1.0)))) == 2.0
+    assert w(reduced(claims, by=Average(cap=3.0))) == 4.0 and reduced(claims, by=Average(cap=3.0)).weight == 4.0
+    assert w(reduced(claims, by=Clipped(norm=100.0, cap=3.0))) == 4.0
+    with pytest.raises(RecipeError, match="give one of weights and cap"):
+        Average(weights=(1.0,), cap=2.0)
+
+
+def test_declared_weights_are_one_for_each_client():
+    with pytest.raises(RecipeError, match=r"algorithm.aggregate: 2 weights, but there are 3 clients; give one for each"):
+        FedAvg(local=ADAM, aggregate=Average(weights=(1.0, 2.0))).ready(3)
+    MoFedSAM(local=ADAM, aggregate=Average(cap=5.0)).ready(3)
+    with pytest.raises(RecipeError, match="takes means"):
+        MoFedSAM(local=ADAM, aggregate=Clipped(norm=1.0)).ready(3)
 
 
 def test_each_group_has_its_own_mean_and_start():

@@ -1,7 +1,6 @@
 """A classifier trained on copies of noisy class means: a bar for private generators, since clients train no network."""
 
 import dataclasses
-import itertools
 from typing import Annotated
 
 import torch
@@ -41,7 +40,10 @@ class ClassMeans(Draws, name="class_means"):
     def round(self, server: ClassMeansServer, fed: Federation) -> Server:
         bench = fed.workbench
         if server.phase == MEANS:
-            made = list(itertools.starmap(self._copies, ((fed, k, told) for k, told in fed.ask(self.tell, fed.clients))))
+            made: list[AuxiliarySet] = []
+            for client, told in fed.ask(self.tell, fed.clients):
+                with fed.using(client):
+                    made.append(self._copies(fed, client, told))
             return dataclasses.replace(server, auxiliary=together(made), phase=FEDERATE)
         assert server.auxiliary is not None
         net = bench.load(server.model)

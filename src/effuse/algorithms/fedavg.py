@@ -36,7 +36,7 @@ class FedAvg(Algorithm, name="fedavg"):
             raise RecipeError(
                 f"algorithm.cohort: {self.cohort} clients a round, but there are {clients}; lower it or raise clients"
             )
-        if (why := self.aggregate.lacks(cohort_size(self.cohort, clients))) is not None:
+        if (why := self.aggregate.unfit(clients) or self.aggregate.lacks(cohort_size(self.cohort, clients))) is not None:
             raise RecipeError(f"algorithm.aggregate: {why}")
 
     def round(self, server: Server, fed: Federation) -> Server:

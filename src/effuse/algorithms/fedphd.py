@@ -15,6 +15,7 @@ from effuse.algorithms.shared.outages import Outages, outage_warnings, reachable
 from effuse.core.aggregate import Reduced, by_weight
 from effuse.core.capabilities import Discloses, Hierarchical
 from effuse.core.errors import WireError
+from effuse.core.message import of_images
 from effuse.core.params import mean
 from effuse.core.prelude import FEDERATE, Client, Federation, Model, RecipeError, Server, Solver, message, on_client, spec
 from effuse.core.task import Given
@@ -49,7 +50,7 @@ class FedPhDServer(Server):
 class Histogram:
     """A client's disclosed histogram: n_n q_n, with noise where the recipe asks for it."""
 
-    counts: Tensor
+    counts: Annotated[Tensor, of_images]
 
     def __post_init__(self) -> None:
         if self.counts.dim() != 1 or (not self.counts.is_meta and bool((self.counts < 0).any())):
@@ -182,8 +183,15 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         """Eq. 25: the edge of each client, its first choice among the reachable ones."""
         # one snapshot of q_e for all clients of the round: only so does the published balance of load come out
         q = torch.tensor([edge.counts for edge in server.edges])
-        choices = dict(fed.ask(self.choose, S, q=q, scale=self._scale(server)))
-        late = {n: choice.histogram.histogram for n, choice in choices.items() if choice.histogram is not None}
+        choices: dict[int, EdgeChoice] = {}
+        late: dict[int, tuple[float, ...]] = {}
+        for n, choice in fed.ask(self.choose, S, q=q, scale=self._scale(server)):
+            with fed.using(n):
+                if choice.histogram is not None:
+                    late[n] = choice.histogram.histogram
+                elif n not in server.histograms:
+                    raise WireError("it has disclosed no histogram, neither at first nor now")
+                choices[n] = choice
         edge_of = {n: next((e for e in choice.edges if e in reachable), reachable[0]) for n, choice in choices.items()}
         return dataclasses.replace(server, histograms=server.histograms | late), edge_of
 

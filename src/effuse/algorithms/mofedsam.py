@@ -8,6 +8,7 @@ from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.aggregate import Average
+from effuse.core.errors import WireError
 from effuse.core.params import Mean
 from effuse.core.prelude import Client, Federation, Given, Model, Params, RecipeError, Server, message, on_client, spec
 from effuse.core.solvers import SGD
@@ -30,6 +31,10 @@ class MoFedSAMUpdate:
     weight: float
     loss: float | None
 
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise WireError(f"update: {self.steps} steps; a fit takes at least one")
+
 
 def blended(grads: Mapping[str, Tensor], params: Mapping[str, Tensor], given: Given) -> Mapping[str, Tensor]:
     """v = alpha g + (1 - alpha) Delta."""
@@ -50,7 +55,7 @@ class MoFedSAM(FedAvg, name="mofedsam"):
 
     def ready(self, clients: int) -> None:
         super().ready(clients)
-        if self.aggregate != Average():
+        if type(self.aggregate) is not Average:
             raise RecipeError(
                 f"algorithm.aggregate: {self.aggregate}, but {self.name} divides each update by its client's own steps, "
                 "and takes means; leave it out"
@@ -62,9 +67,13 @@ class MoFedSAM(FedAvg, name="mofedsam"):
     def round(self, server: MoFedSAMServer, fed: Federation) -> Server:
         x, rate = server.model, fed.workbench.rate(self.local)
         y, delta = Mean[Model](), Mean[Params]()
-        for _, u in fed.ask(self.train, fed.sample(self.cohort), x=x, delta=server.delta):
-            y.add(u.y, u.weight)
-            delta.add((x.params - u.y.params) / (u.steps * rate) if u.gradient is None else u.gradient, u.weight)
+        for client, u in fed.ask(self.train, fed.sample(self.cohort), x=x, delta=server.delta):
+            with fed.using(client):
+                v = (x.params - u.y.params) / (u.steps * rate) if u.gradient is None else u.gradient
+                weight = self.aggregate.weighed(client, u.weight)
+                y.add(u.y, weight)
+                delta.add(v, weight)
+                del v
             del u  # or it would stay in memory while the next one arrives
         # an update contains v, a reported gradient only g: mean v = alpha mean g + (1 - alpha) Delta
         new = server.delta.lerp(delta.value, self.alpha) if self.averages_gradients else delta.value

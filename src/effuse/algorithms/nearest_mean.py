@@ -24,9 +24,9 @@ class NearestMean(Algorithm, name="nearest_mean"):
 
     def round(self, server: Server, fed: Federation) -> Server:
         sums, counts = torch.zeros(()), torch.zeros(())
-        for _, told in fed.ask(self.tell, fed.clients):
-            sums = sums + told.means.flatten(1) * told.counts[:, None]
-            counts = counts + told.counts
+        for client, told in fed.ask(self.tell, fed.clients):
+            with fed.using(client):
+                sums, counts = sums + told.means.flatten(1) * told.counts[:, None], counts + told.counts
         if not counts.dim():
             raise FederationError(f"round {fed.t}: no client told its class means")
         found = nearest(sums / counts.clamp(min=1.0)[:, None], counts)

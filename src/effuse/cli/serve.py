@@ -34,6 +34,12 @@ def serve(
         ),
     ] = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = DEADLINE,
+    images: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="The most images that a site may claim to have; by default 100,000, or twice the server's own."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Continue this run; with RECIPE, start it if it does not exist."),
@@ -72,9 +78,10 @@ def serve(
         folder = resume or out or new_folder(name)
         if begun:
             RunFolder(folder).require_same(wanted)
-    engine = served(Served(listen, keys, Terms(quorum, deadline), insecure), name, wanted.clients)
+    engine = served(Served(listen, keys, Terms(quorum, deadline, images=images), insecure), name, wanted.clients)
     again = f"effuse serve --listen {listen}" + (f" --keys {keys}" if keys is not None else " --insecure" * insecure)
     again += f" --quorum {quorum}" * (quorum is not None) + f" --deadline {deadline:.12g}" * (deadline != DEADLINE)
+    again += f" --images {images}" * (images is not None)
     with watched(folder, as_json, quiet, f"{again} --resume", warnings) as observer:
         if begun:
             result = driver.resume(folder, observer=observer, served=engine)

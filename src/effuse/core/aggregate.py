@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
-from effuse.core.errors import FederationError
+from pydantic import PositiveFloat
+
+from effuse.core.errors import FederationError, RecipeError
 from effuse.core.message import is_message
 from effuse.core.model import Model
 from effuse.core.params import Mean, Params
 from effuse.core.spec import Spec, spec
+from effuse.core.watch import Watch
 
 
 class CountsAs(enum.Enum):
@@ -114,6 +117,14 @@ class Reducer(Spec, ABC):
     def begin(self, fields: Fields, start: Reduced | None) -> Reduction:
         """A new reduction; a mean continues from `start`."""
 
+    def unfit(self, clients: int) -> str | None:
+        """Why this rule cannot be used with so many clients, in a sentence."""
+        return None
+
+    def weighed(self, client: int, weight: float) -> float:
+        """What a client's reply counts for, given the weight that it claims."""
+        return weight
+
     def prepared(self, values: dict[str, Any], message: Any, wire: str) -> dict[str, Any]:
         """The values to add for a reply, given the message that it answers and the wire's number format."""
         return values
@@ -121,7 +132,24 @@ class Reducer(Spec, ABC):
 
 @spec
 class Average(Reducer, name="mean"):
-    """The weighted mean."""
+    """The weighted mean. By default a reply has the weight that it claims."""
+
+    weights: tuple[PositiveFloat, ...] = ()  # declared by the operator, one for each client: claims do not count
+    cap: PositiveFloat | None = None  # the most that a claim counts for
+
+    def __post_init__(self) -> None:
+        if self.weights and self.cap is not None:
+            raise RecipeError(f"{self.name}: declared weights need no cap; give one of weights and cap")
+
+    def unfit(self, clients: int) -> str | None:
+        if len(self.weights) in (0, clients):
+            return None
+        return f"{len(self.weights)} weights, but there are {clients} clients; give one for each"
+
+    def weighed(self, client: int, weight: float) -> float:
+        if self.weights:
+            return self.weights[client]
+        return weight if self.cap is None else min(weight, self.cap)
 
     def begin(self, fields: Fields, start: Reduced | None) -> Reduction:
         return Means(fields, start)
@@ -141,16 +169,21 @@ class Groups:
     def nbytes(self) -> int:
         return sum(reduction.nbytes for reduction in self.reductions.values())
 
-    def add(self, client: int, reply: Any, weight: float | None, message: Any, wire: str) -> None:
+    def add(
+        self, client: int, reply: Any, weight: float | None, message: Any, wire: str, watch: Watch | None = None
+    ) -> None:
         """Add a client's reply to `message`, with the server's weight or, where that is None, the reply's own."""
         group = self.group_of[client]
-        self.heard[group].append(client)
         if weight is None:
-            weight = getattr(reply, "weight", 1.0)
+            weight = self.by.weighed(client, getattr(reply, "weight", 1.0))
         elif weight == 0:
+            self.heard[group].append(client)
             return
         values = {name: getattr(reply, name) for name in self.fields}
         self.reductions[group].add(client, self.by.prepared(values, message, wire), weight)
+        self.heard[group].append(client)
+        if watch is not None:
+            watch.add(client, values, message, wire, weight, getattr(reply, "loss", None))
 
     def results(self) -> dict[Any, Reduced]:
         return {g: Reduced(r.value(), r.weight, tuple(self.heard[g])) for g, r in self.reductions.items()}

@@ -15,6 +15,7 @@ from effuse.core.message import message
 from effuse.core.once import Message, Once, Received
 from effuse.core.rng import Stream, stream
 from effuse.core.visit import through_wire
+from effuse.core.watch import Seen, Watch
 from effuse.core.workbench import SERVER, Workbench
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Order:
 class Federation(ABC):
     """Sends jobs to clients, collects their replies and records the traffic; an engine carries the messages."""
 
+    watching: ClassVar[bool] = False  # whether clients' updates are measured: where clients are not the operator's own
     rehearsing: ClassVar[bool] = False  # tensors have shapes only; a choice that depends on values takes the longest way
 
     def __init__(self, algorithm: Algorithm, clients: Sequence[int], workbench: Workbench, seed: int, wire: str) -> None:
@@ -59,6 +61,7 @@ class Federation(ABC):
         self.received = Received()
         self.held = 0  # the most bytes of replies that a reduction has held at once
         self.losses: list[tuple[float, float]] = []  # (loss, weight) that clients reported in this round
+        self.updates: dict[int, Seen] = {}  # of this round, where clients are watched
         self.noted: dict[str, Any] = {}  # what the algorithm records of this round
         self.memo: dict[str, Any] = {}  # what a server program computes once per process; not saved
         self.on_reply: Callable[[int, Any], None] = lambda client, reply: None
@@ -83,7 +86,7 @@ class Federation(ABC):
 
     def begin(self, t: int, federated: int) -> None:
         """Open a round."""
-        self.t, self.federated, self.losses, self.noted = t, federated, [], {}
+        self.t, self.federated, self.losses, self.noted, self.updates = t, federated, [], {}, {}
         self._call = 0
         self.workbench.begin(self._address("round", 0, SERVER), federated)
 
@@ -165,18 +168,37 @@ class Federation(ABC):
         with located(where):
             groups = Groups(by, fields, group_of, {None: start} if group is None else start or {})
         sent, answers = self._sent(job, messages, once, arguments)
+        watch = Watch() if self.watching else None
         for client, reply in answers:
-            with located(where):
-                groups.add(client, reply, None if weight is None else weight[client], sent[client], self.wire)
+            with self.using(client), located(where):
+                groups.add(client, reply, None if weight is None else weight[client], sent[client], self.wire, watch)
             del reply  # free it before the next one is made
         self.held = max(self.held, groups.nbytes)
         with located(where):
             results = groups.results()
+        if watch is not None:
+            self.observed(where, watch.results())
         if group is not None:
             return results
         if not any(reduced.weight for reduced in results.values()):
             raise ModelError("there is nothing to average: no client answered")
         return results[None]
+
+    def observed(self, where: str, seen: dict[int, Seen]) -> None:
+        """Record what was seen of each client's update."""
+        self.updates |= seen
+
+    @contextlib.contextmanager
+    def using(self, client: int) -> Iterator[None]:
+        """Use a client's reply: if that fails, a federation over a network rejects it and goes on without the client."""
+        try:
+            yield
+        except Exception as error:
+            self.reject(client, error)
+
+    def reject(self, client: int, error: Exception) -> None:
+        """A reply cannot be used. On one machine that is a fault, and ends the run."""
+        raise error
 
     def has(self, name: str) -> set[int]:
         """The clients that have received the argument of that name, which was sent once."""

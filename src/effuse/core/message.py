@@ -1,6 +1,7 @@
 """Messages: the dataclasses that may cross the wire or be saved, since all their annotations are closed types."""
 
 import dataclasses
+import enum
 import functools
 import itertools
 import types
@@ -14,6 +15,14 @@ from effuse.core.errors import WireError
 from effuse.core.params import Buffers, Params
 from effuse.core.spec import Spec
 
+
+class Claim(enum.Enum):
+    """What a field claims of its sender's data, as `size: Annotated[int, of_images]` declares it."""
+
+    IMAGES = "the number of its images, in all or of each class"
+
+
+of_images = Claim.IMAGES
 T = TypeVar("T")
 SCALARS = (bool, int, float, str)
 MESSAGES: dict[str, type] = {}
@@ -59,6 +68,19 @@ def message_hints(cls: type) -> dict[str, Any]:
 def _message_hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def claims(cls: Any) -> dict[str, Claim]:
+    """The fields of a message that claim something of its sender's data; a `weight` may be its number of images."""
+    return _claims(cls)
+
+
+@functools.cache
+def _claims(cls: Any) -> dict[str, Claim]:
+    hints = typing.get_type_hints(cls, include_extras=True) if is_message(cls) else {}
+    return {
+        name: mark for name, hint in hints.items() for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Claim)
+    }
 
 
 def check(hint: Any, where: str) -> None:

@@ -1,6 +1,5 @@
 """Robust reducers: the median, the trimmed mean, Krum, and the mean of clipped updates."""
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,11 +11,12 @@ from pydantic import Field, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
 from effuse.core.aggregate import Average, Fields, Reduced, Reducer, Reduction, by_count, mean_number
+from effuse.core.differences import changed, models_sent, needs_start
 from effuse.core.errors import FederationError
 from effuse.core.model import Model
 from effuse.core.params import Params
 from effuse.core.spec import spec
-from effuse.core.visit import each_params, through_wire
+from effuse.core.visit import each_params
 
 Rule = Callable[[Tensor], Tensor]  # from one tensor of every reply, stacked, to one tensor
 
@@ -32,12 +32,8 @@ class Clipped(Average):
     norm: PositiveFloat
 
     def prepared(self, values: dict[str, Any], message: Any, wire: str) -> dict[str, Any]:
-        arguments = (getattr(message, f.name) for f in dataclasses.fields(message))
-        sent = [through_wire(value, wire) for value in arguments if isinstance(value, Model)]
-        replied = [value.arch for value in values.values() if isinstance(value, Model)]
-        if replied:  # a guide may have been sent beside the model
-            sent = [model for model in sent if model.arch in replied]
-        if len(sent) != 1 and any(isinstance(value, (Model, dict)) for value in values.values()):
+        sent = models_sent(values, message, wire)
+        if len(sent) != 1 and needs_start(values):
             place = f"{self} measures from the one model that was sent"
             raise FederationError(f"{place} with the reply's architecture, and there are {len(sent)}")
         norms: list[float] = []
@@ -46,24 +42,11 @@ class Clipped(Average):
             norms.append(0.0 if reply.hollow else float((reply - before).norm()))
             return reply
 
-        _changed(values, sent, measured)
+        changed(values, sent, measured)
         norm = math.hypot(*norms)
         if norm <= self.norm:
             return values
-        return _changed(values, sent, lambda before, reply: before.lerp(reply, self.norm / norm))
-
-
-def _changed(values: dict[str, Any], sent: list[Model], change: Callable[[Params, Params], Params]) -> dict[str, Any]:
-    """A reply with all of its Params changed; `change` also gets the Params that they are compared with."""
-    changed = dict(values)
-    for name, value in values.items():
-        if isinstance(value, Model):
-            changed[name] = value.holding(change(sent[0].params, value.params))
-        elif isinstance(value, dict):
-            changed[name] = {k: change(sent[0].params.select(part.__contains__), part) for k, part in value.items()}
-        elif isinstance(value, Params):
-            changed[name] = change(value.zeros(), value)
-    return changed
+        return changed(values, sent, lambda before, reply: before.lerp(reply, self.norm / norm))
 
 
 @spec

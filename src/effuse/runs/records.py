@@ -72,6 +72,7 @@ class RoundRecord(Record):
     at_a_time: int | None = None  # clients that this machine trains in parallel
     gpu_bytes: int | None = None
     noted: Mapping[str, Any] | None = None  # facts that the algorithm adds
+    updates: Mapping[str, Mapping[str, float | None]] | None = None  # of each remote client: weight, loss, norm, cosine
     metrics: Mapping[str, float] | None = None  # None where the model was not evaluated
     traffic: Traffic
 

@@ -227,7 +227,8 @@ class Run:
         if self.machine.device.type == "cuda":
             about["gpu_bytes"] = torch.cuda.max_memory_reserved()
             torch.cuda.reset_peak_memory_stats()
-        return about | {"at_a_time": self.fed.at_a_time, "noted": self.fed.noted or None}
+        updates = {str(client): seen for client, seen in self.fed.updates.items()} or None
+        return about | {"at_a_time": self.fed.at_a_time, "noted": self.fed.noted or None, "updates": updates}
 
     def _evaluate(self, server: Server, federated: int, over: bool) -> None:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"

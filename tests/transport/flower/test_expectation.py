@@ -138,7 +138,8 @@ def test_loose_tensors_keep_their_numbers_and_are_not_written_on():
     job, reports = job_of(recipe.algorithm, "choose"), []
     q = torch.zeros(2, recipe.model.shape.classes)
     expected = Expectation(recipe, 2, reports.append).of(job, job.arguments(q=q, scale=1.0))
-    assert not reports and [form.loose for form in expected.forms] == [[(recipe.model.shape.classes,)]] and not q.any()
+    layout = ((recipe.model.shape.classes,), torch.float32)
+    assert not reports and [form.loose for form in expected.forms] == [{"reply.histogram.counts": layout}] and not q.any()
     with pytest.raises(WireError, match="sets of parameters"):
         expected.check(Params({"a": torch.zeros(1)}))
 

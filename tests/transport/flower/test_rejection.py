@@ -11,9 +11,12 @@ from toy import ADAM, ALGORITHMS, ToyStateful, toy_recipe
 from effuse.algorithms.fedavg import Update
 from effuse.core.params import Params
 from effuse.core.recipe import Evaluate
+from effuse.core.rng import stream
 from effuse.core.wire import decode, encode
+from effuse.core.workbench import SERVER
 from effuse.diffusion.samplers import Ancestral
 from effuse.runs import driver
+from effuse.runs.folder import RunFolder
 from effuse.transport.flower.messages import Packet
 from effuse.transport.worker import Receipt
 
@@ -132,3 +135,24 @@ def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
     assert results["late"].weights_sha256 == results["never"].weights_sha256
     report = "client 1's answer to round 1, job 'train' came after the deadline and is discarded"
     assert report in log_of(tmp_path / "late" / "run")
+
+
+def test_the_operator_sees_who_is_odd(tmp_path):
+    """Client 1 of four sends its update backwards, a thousand times as long: the log names it, the line has its numbers."""
+    channel = FakeChannel(tmp_path / "sites", 4)
+    recipe = toy_recipe(clients=4, rounds=1, reproducible=True)
+
+    def reversed_and_long(update):
+        start = recipe.resolved(recipe.data.load("train")).model.initial(stream(0, -1, "model", 0, SERVER, "initial"))
+        params = start.params - 1000.0 * (update.model.params - start.params)
+        return dataclasses.replace(update, model=update.model.holding(params))
+
+    channel.fault = lambda client, n, packet: in_update(reversed_and_long)(packet) if client == 1 else packet
+    run_over(channel, recipe, tmp_path / "run")
+    (record,) = RunFolder(tmp_path / "run").records()
+    norms = {client: seen["norm"] for client, seen in record.updates.items()}
+    assert norms["1"] > 100 * max(norms[k] for k in "023") and record.updates["1"]["cosine"] < 0
+    assert record.updates["0"]["weight"] == 10 and record.updates["0"]["loss"] > 0
+    log = log_of(tmp_path / "run")
+    assert re.search(r"round 0, job 'train': look at client 1: its norm is \S+ times the median and its update points", log)
+    assert "look at client 0" not in log and "client 2: weight 10, loss" in log

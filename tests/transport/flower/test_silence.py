@@ -178,7 +178,9 @@ def test_a_histogram_of_another_length_is_refused():
     expected = Expectation(recipe, 2, print).of(job, job.arguments())
     classes = recipe.model.shape.classes
     expected.check(Histogram(torch.ones(classes)))
-    with pytest.raises(WireError, match=rf"a tensor has the shape \({classes + 1},\); expected: \({classes},\)"):
+    with pytest.raises(
+        WireError, match=rf"the tensor at 'reply.counts' has the shape \({classes + 1},\), not \({classes},\)"
+    ):
         expected.check(Histogram(torch.ones(classes + 1)))
 
 

@@ -1,6 +1,7 @@
 """Noisy means of each class: told as they are, or trained on before private training begins (DP-FETA: Li et al., 2025)."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from effuse.core.data import Dataset, Shard
+from effuse.core.errors import WireError
+from effuse.core.message import of_images
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Solver, message, spec
 from effuse.core.spec import Spec
@@ -22,7 +25,11 @@ class Means:
     """A client's mean image of each class, and how many images it has of each."""
 
     means: Tensor
-    counts: Tensor
+    counts: Annotated[Tensor, of_images]
+
+    def __post_init__(self) -> None:
+        if not self.counts.is_meta and bool((self.counts < 0).any()):
+            raise WireError("class means: counts are not negative")
 
 
 def class_means(client: Client, noise: float | None) -> tuple[Tensor, Tensor]:

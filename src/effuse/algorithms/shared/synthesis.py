@@ -12,6 +12,7 @@ from torch import Tensor
 from effuse.core.capabilities import Draws
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import WireError
+from effuse.core.message import of_images
 from effuse.core.metric import Images
 from effuse.core.model import Arch, Net
 from effuse.core.prelude import FEDERATE, Client, Federation, Model, RecipeError, Server, Solver, message, on_client, spec
@@ -79,8 +80,9 @@ class Upload:
     """A client's warm-up model, and what the server needs to draw from it in proportion."""
 
     model: Model
-    size: int
-    histogram: Tensor | None  # int64, images of each class, for a conditional model; a tensor, so that it counts as traffic
+    size: Annotated[int, of_images]
+    # int64, images of each class, for a conditional model; a tensor, so that it counts as traffic
+    histogram: Annotated[Tensor | None, of_images]
 
     def __post_init__(self) -> None:
         if self.histogram is not None and (self.histogram.dim() != 1 or self.histogram.is_floating_point()):
@@ -164,12 +166,13 @@ class Synthesising(Draws):
 
         added: list[AuxiliarySet] = []
         for client, upload in fed.ask(self.upload, server.warmed):
-            server = self.noting(server, client, upload)
-            if not upload.size:  # a noisy histogram may be all zero
-                continue
-            n = max(1, round(self.share * upload.size))
-            histogram = None if upload.histogram is None else upload.histogram.tolist()
-            added.append(synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram, self.objective()))
+            with fed.using(client):
+                if upload.size:  # a noisy histogram may be all zero
+                    n = max(1, round(self.share * upload.size))
+                    histogram = None if upload.histogram is None else upload.histogram.tolist()
+                    drawn = synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram, self.objective())
+                    added.append(drawn)
+                server = self.noting(server, client, upload)
             del upload  # one model in memory at a time
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -27,22 +27,29 @@ OVERHEAD = 1 << 20  # bytes for names, numbers and text
 UNKNOWN_LIMIT = 64 << 20  # bytes of a reply beside four times what was sent, where its shapes are unknown
 
 Shape = tuple[int, ...]
-Names = dict[str, Shape]
+Layout = tuple[Shape, torch.dtype]
+Names = dict[str, Layout]
 
 
 class Form(NamedTuple):
-    """The tensors of a reply by place, name and shape."""
+    """What a reply is made of: its tensors by place, name, shape and type, its networks, and the lengths of its lists."""
 
     params: dict[str, Names]  # by the place of each set in the reply: its field, its key
-    loose: list[Shape]  # of the tensors outside Params
+    loose: dict[str, Layout]  # the tensors outside Params, by their place
     archs: list[Arch]
+    lengths: dict[str, int]  # of lists and tuples, by their place
+    idle: bool  # whether its weight is zero: the client had nothing to answer with
 
     @classmethod
     def of(cls, reply: Any) -> Self:
-        return cls(_params(reply), _loose(reply), _archs(reply))
+        placed_items = dict(_items(reply))
+        params = {place: _names(item) for place, item in placed_items.items() if isinstance(item, Params)}
+        loose = {place: _layout(item) for place, item in placed_items.items() if isinstance(item, torch.Tensor)}
+        lengths = {place: len(item) for place, item in placed_items.items() if isinstance(item, (list, tuple))}
+        return cls(params, loose, _archs(reply), lengths, getattr(reply, "weight", None) == 0)
 
-    def check(self, reply: "Form") -> None:
-        """Refuse a reply of another form; an optional tensor may be missing."""
+    def check(self, reply: "Form", partly: bool = False) -> None:
+        """Refuse a reply of another form. `partly`: clients' state is not known, and an optional tensor may be missing."""
         if len(reply.params) != len(self.params):
             raise WireError(f"it has {len(reply.params)} sets of parameters, expected {len(self.params)}")
         if reply.params.keys() != self.params.keys():
@@ -50,17 +57,32 @@ class Form(NamedTuple):
             raise WireError(f"it has parameters at '{place[:40]}', expected: {', '.join(self.params)}")
         if reply.archs != self.archs:
             raise WireError(f"its networks are {_listed(reply.archs)}, expected {_listed(self.archs)}")
-        for shape in reply.loose:
-            if shape not in self.loose:
-                raise WireError(f"a tensor has the shape {shape}; expected: {', '.join(map(str, self.loose)) or 'none'}")
+        for place, layout in reply.loose.items():
+            if place not in self.loose:
+                raise WireError(f"it has a tensor at '{place[:40]}', expected: {', '.join(self.loose) or 'none'}")
+            _same(f"the tensor at '{place}'", layout, self.loose[place])
+        if not partly and (missing := self.loose.keys() - reply.loose.keys()):
+            raise WireError(f"it has no tensor at '{min(missing)}'")
         for place, expected in self.params.items():
             names = reply.params[place]
             if names.keys() != expected.keys():
                 name = sorted(names.keys() ^ expected.keys())[0]
-                raise WireError(f"'{name}' is {'missing' if name in expected else 'unexpected'}")
-            wrong = next((k for k in names if names[k] != expected[k]), None)
-            if wrong is not None:
-                raise WireError(f"'{wrong}' has the shape {names[wrong]}, not {expected[wrong]}")
+                raise WireError(f"'{name[:80]}' is {'missing' if name in expected else 'unexpected'}")
+            for name, layout in names.items():
+                _same(f"'{name}'", layout, expected[name])
+        for place in sorted(self.lengths.keys() | reply.lengths.keys()):
+            found, length = reply.lengths.get(place), self.lengths.get(place)
+            if found != length and not (partly and None in (found, length)):
+                raise WireError(f"'{place[:40]}' has {found or 0} items, expected {length or 0}")
+        if reply.idle != self.idle:
+            raise WireError("its weight is 0, and weights must be positive" if reply.idle else "its weight must be 0")
+
+
+def _same(what: str, found: Layout, expected: Layout) -> None:
+    if found[0] != expected[0]:
+        raise WireError(f"{what} has the shape {found[0]}, not {expected[0]}")
+    if found[1] != expected[1]:
+        raise WireError(f"{what} is of {found[1]}, not {expected[1]}")
 
 
 class Expected(NamedTuple):
@@ -68,18 +90,24 @@ class Expected(NamedTuple):
 
     forms: list[Form]  # none: the job cannot be done on shapes alone
     limit: int
+    weight: float | None = None  # of every reply, where it does not depend on how many images a client has
+    partly: bool = False  # clients may have state that is not known here
 
     def check(self, reply: Any) -> None:
-        """Refuse a reply that has none of the forms."""
+        """Refuse a reply that has none of the forms, or another weight than every client has."""
         found = Form.of(reply)
         errors: list[WireError] = []
         for form in self.forms:
             try:
-                return form.check(found)
+                form.check(found, self.partly)
+                break
             except WireError as error:
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        else:
+            if errors:
+                raise errors[0]
+        if self.weight is not None and (weight := getattr(reply, "weight", self.weight)) != self.weight:
+            raise WireError(f"its weight is {weight}; weights must be {self.weight:g} here, whatever the number of images")
 
 
 class TrackedState(dict[str, Any]):
@@ -136,12 +164,13 @@ class Expectation:
     def _derived(self, job: Job, message: Any) -> Expected:
         meta = self._machine.device
         messages = [placed(message, meta)]
-        if _loose(message):
+        if any(isinstance(item, torch.Tensor) for item in each_params(message)):
             # loose tensors keep their numbers where a job needs them, as in a rehearsal; a copy, since a job may write on it
             messages.append(copy.deepcopy(map_params(message, lambda tensor: tensor.to(meta))))
         reason: Exception | None = None
         for sent in messages:
             forms: list[Form] = []
+            weights: dict[int, set[float | None]] = {1: set(), MANY: set()}
             most, states, tried = 0, self._states, [{}, *self._states]
             # what a reply holds may depend on the state of a client and on how many images it has
             for images in (1, MANY):
@@ -162,10 +191,11 @@ class Expectation:
                     states = _with_state(states, {**known, **state})
                     form = Form.of(reply)
                     forms += [] if form in forms else [form]
+                    weights[images].add(getattr(reply, "weight", None))
                     most = max(most, sum(item.nbytes for item in each_params(reply)))
             if forms:
                 self._states = states
-                return Expected(forms, most + OVERHEAD)
+                return Expected(forms, most + OVERHEAD, _constant(*weights.values()), self._partial)
         self._partial = True  # the state after this job is unknown
         if job.name not in self._reported:
             self._reported.add(job.name)
@@ -199,7 +229,10 @@ def _with_state(states: list[dict[str, Any]], new: dict[str, Any]) -> list[dict[
 
 def _adds_to(more: dict[str, Any], less: dict[str, Any]) -> bool:
     """Whether a state has all values of another, with networks and tensors of the same shapes."""
-    return all(k in more and Form.of(more[k]) == Form.of(v) for k, v in less.items())
+    # a list in the state may grow from round to round
+    return all(
+        k in more and Form.of(more[k])._replace(lengths={}) == Form.of(v)._replace(lengths={}) for k, v in less.items()
+    )
 
 
 def _about_shapes(error: Exception) -> bool:
@@ -227,19 +260,30 @@ def _listed(archs: list[Arch]) -> str:
     return ", ".join(text(arch, full=False) for arch in archs)[:200] or "none"
 
 
-def _loose(message: Any) -> list[Shape]:
-    return [tuple(item.shape) for item in each_params(message) if isinstance(item, torch.Tensor)]
+def _constant(few: set[float | None], many: set[float | None]) -> float | None:
+    """The weight of clients with few and with many images, if it is the same."""
+    return next(iter(few)) if few == many and len(few) == 1 else None
 
 
-def _params(value: Any, place: str = "reply") -> dict[str, Names]:
-    """Every set of parameters within a message, by its place."""
-    if isinstance(value, Params):
-        return {place: {k: tuple(t.shape) for k, t in value.items()}}
-    items: Iterable[tuple[Any, Any]] = ()
-    if is_message(type(value)):
-        items = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+def _layout(tensor: torch.Tensor) -> Layout:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _names(params: Params) -> Names:
+    return {name: _layout(tensor) for name, tensor in params.items()}
+
+
+def _items(value: Any, place: str = "reply") -> Iterator[tuple[str, Any]]:
+    """Everything within a message that has a form of its own, by its place."""
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, (Params, torch.Tensor)):
+        yield place, value
+    elif is_message(type(value)):
+        inner = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     elif isinstance(value, dict):
-        items = value.items()
+        inner = value.items()
     elif isinstance(value, (list, tuple)):
-        items = enumerate(value)
-    return {name: names for key, item in items for name, names in _params(item, f"{place}.{key}").items()}
+        yield place, value
+        inner = enumerate(value)
+    for key, item in inner:
+        yield from _items(item, f"{place}.{key}")

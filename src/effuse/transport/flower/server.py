@@ -5,13 +5,17 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
+import torch
+
 from effuse.core.algorithm import Job
 from effuse.core.errors import EffuseError, FederationError, QuorumError
 from effuse.core.federation import Federation, Order
 from effuse.core.visit import placed
+from effuse.core.watch import Seen, conspicuous, described
 from effuse.core.wire import decode, encode
 from effuse.core.workbench import Workbench
 from effuse.transport.context import EngineContext
+from effuse.transport.flower.bounds import most_images, refuse_lies
 from effuse.transport.flower.enrolment import Roster
 from effuse.transport.flower.expectation import Expectation
 from effuse.transport.flower.inbox import Inbox
@@ -21,6 +25,7 @@ from effuse.transport.flower.messages import (
     HEAD_LIMIT,
     ORDER,
     REFUSAL,
+    SHOWN_LIMIT,
     UNDELIVERED,
     Channel,
     Invitation,
@@ -32,7 +37,6 @@ from effuse.transport.flower.messages import (
 from effuse.transport.flower.terms import KEEP, OpenOrders, Terms
 from effuse.transport.worker import Receipt
 
-LARGEST = 1e12  # of a weight or a loss: more than any number of images, and sums of products stay finite
 POLL = 0.2  # seconds between polls of the channel while nothing comes
 LIST_NODES = 1.0  # seconds between queries for the connected nodes
 PROGRESS = 30.0  # seconds between reports while clients are missing
@@ -41,6 +45,8 @@ FAREWELL_WAIT = 5.0  # seconds that sites have to fetch the farewell
 
 class Flower(Federation):
     """Clients behind a channel: an order is sent again when its client reconnects, and a silent client is left out."""
+
+    watching = True
 
     def __init__(self, context: EngineContext, channel: Channel, terms: Terms, name: str = "") -> None:
         recipe = context.recipe
@@ -53,6 +59,8 @@ class Flower(Federation):
         self._log = context.folder / "federation.log"
         self._inbox = Inbox(context.folder / "inbox")
         self._expectation = Expectation(recipe, len(context.train.classes), self.report)
+        self._images = most_images(terms.images, len(context.train))
+        self._asking: OpenOrders | None = None  # the orders whose answer is being used
         self._late: dict[str, str] = {}  # ticket -> what to report when it is answered
         self._listed = 0.0  # when the connected nodes were last queried
 
@@ -104,10 +112,19 @@ class Flower(Federation):
 
     def report(self, words: str) -> None:
         """Show a sentence to the operator, and write it to the run's log."""
+        self._write(words)
+        self._show(words)
+
+    def _write(self, words: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with open(self._log, "a") as file:
             file.write(f"{stamp} {words}\n")
-        self._show(words)
+
+    def observed(self, where: str, seen: dict[int, Seen]) -> None:
+        super().observed(where, seen)
+        self._write(f"{where}: {described(seen)}")
+        for client, why in conspicuous(seen).items():
+            self.report(f"{where}: look at client {client}: {why}")
 
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
@@ -128,7 +145,6 @@ class Flower(Federation):
 
     def _answers_to(self, pending: OpenOrders, messages: dict[int, Any]) -> Iterator[tuple[int, Any, str | None]]:
         """Answers in cohort order; a client without a valid answer at the deadline is left out."""
-        answered = 0
         device = self.workbench.machine.device
         try:
             for client, order in pending.orders.items():
@@ -144,12 +160,12 @@ class Flower(Federation):
                 pending.next_answer = None
                 try:
                     reply, snapshot = self._read(pending, client, packet, messages[client])
-                except EffuseError as error:
-                    self._reject(pending, client, str(error))
+                except Exception as error:  # whatever a client sends, it costs no more than its own answer
+                    self._reject(pending, client, _in_words(error))
                     continue
                 self._charge("up", client, reply, packet.size)
                 del packet
-                answered += 1
+                self._asking = pending
                 yield client, placed(reply, device), snapshot
                 del reply
         finally:
@@ -157,10 +173,16 @@ class Flower(Federation):
                 late = client in pending.waiting
                 which, why = ("answer", "came after the deadline") if late else ("second answer", "is not needed")
                 self._late[ticket] = f"client {client}'s {which} to {pending} {why} and is discarded"
-        self._check_quorum(pending, answered)
+        self._check_quorum(pending)
 
-    def _check_quorum(self, pending: OpenOrders, answered: int) -> None:
+    def reject(self, client: int, error: Exception) -> None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or self._asking is None:
+            raise error  # the server's own trouble
+        self._reject(self._asking, client, _in_words(error))
+
+    def _check_quorum(self, pending: OpenOrders) -> None:
         asked, silent = len(pending.orders), pending.waiting
+        answered = asked - len(silent) - len(pending.rejected)
         # the quorum says how many of all clients may be silent; as many may be in a job for few clients
         spared = 0 if self.terms.quorum is None else len(self.present) - self.terms.quorum
         needed = min(asked, max(1, asked - spared))
@@ -182,13 +204,13 @@ class Flower(Federation):
             raise FederationError(f"its receipt names client {receipt.client}")
         if self.evaluated and receipt.snapshot != self.snapshots.get(client):
             raise FederationError("the client changed its state while being evaluated")
+        order = pending.orders[client]
+        if receipt.snapshot not in (order.base, f"{order.t}_{order.call}"):
+            raise FederationError("its receipt names a state that this order cannot lead to")
         expected = self._expectation.of(pending.job, message)
         reply = decode(packet.body, pending.job.returns, expected.limit)
+        refuse_lies(reply, self._images)
         expected.check(reply)
-        if not 0 < (weight := getattr(reply, "weight", 1.0)) <= LARGEST:
-            raise FederationError(f"its weight is {weight}; weights must be positive and at most {LARGEST:g}")
-        if (loss := getattr(reply, "loss", None)) is not None and not abs(loss) <= LARGEST:
-            raise FederationError(f"its loss is {loss}; a loss must be at most {LARGEST:g}")
         return reply, receipt.snapshot
 
     def _step(self, pending: OpenOrders | None, messages: dict[int, Any] | None = None) -> None:
@@ -271,6 +293,12 @@ class Flower(Federation):
             pending.tickets[ticket] = client
             pending.sent_to[client] = connection
             self._charge("down", client, messages[client], packet.size)
+
+
+def _in_words(error: Exception) -> str:
+    """Why an answer is rejected: one line of limited length."""
+    words = " ".join(str(error).split())
+    return (words if isinstance(error, EffuseError) else f"{type(error).__name__}: {words}")[:SHOWN_LIMIT]
 
 
 def _file_name(order: Order) -> str:

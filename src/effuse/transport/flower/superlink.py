@@ -130,6 +130,10 @@ class SuperLink(Channel):
                 packet = packet_of(self._call(functools.partial(pull, self._endpoint, self._run, tree, patience)))
             except ObjectPullError as error:
                 packet = refusal(f"its upload was not completed ({error})")
+            except (Lost, MemoryError):
+                raise
+            except Exception as error:  # Flower raises what it likes on parts that do not fit together
+                packet = refusal(f"its upload cannot be read ({type(error).__name__}: {error})")
             yield proto.metadata.reply_to_message_id, packet
 
     def _call(self, call: Callable[[], T]) -> T:
