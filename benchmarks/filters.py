@@ -36,7 +36,7 @@ class Kept:
     def __init__(self, recipe: Recipe, bench: Workbench, train: Dataset) -> None:
         self.workbench, self.shards = bench, recipe.shards(train)
 
-    def pool(self) -> Shard:
+    def unprotected_pool(self, purpose: str) -> Shard:
         return Shard(self.shards[0].dataset, torch.cat([s.rows for s in self.shards]).sort().values)
 
 

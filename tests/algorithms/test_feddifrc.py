@@ -252,6 +252,6 @@ def test_the_price_of_refreshing_is_told_before_a_run():
 
 
 def test_check_counts_the_features_on_clients():
-    """40 images under two classes and one noisy: 40 * 3 * 16 numbers of 2 bytes, in two snapshots."""
+    """40 images under two classes and one noisy: 40 * 3 * 16 numbers of 2 bytes, in three snapshots."""
     found = check(toy_recipe(algorithm=FedDifRC(local=ADAM, guide=GUIDE, t=3)))
-    assert found["disk"]["clients"] == 2 * 40 * 3 * 16 * 2
+    assert found["disk"]["clients"] == 3 * 40 * 3 * 16 * 2

@@ -168,6 +168,7 @@ SMALL = {
     "convnext_unet": ("convnext_unet(dim=8)", Denoise(distance="huber")),
     "resnet": ("resnet(widths=[8, 16], blocks=[2, 1], groups=4)", Classify()),
     "cnn": ("cnn(widths=[8, 16], groups=4, projection=8)", Classify()),
+    "linear_classifier": ("linear_classifier()", Classify()),
     "ensemble_of": ("ensemble_of(members=[cnn(widths=[8], groups=4), cnn(widths=[4], groups=2)])", Classify()),
     "cvae": ("cvae(widths=[8, 16], z=3, groups=2)", Reconstruct()),
 }
