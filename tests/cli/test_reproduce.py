@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from toy import ADAM, toy_recipe
+from toy import ADAM, SYNTHESIS, TEST, toy_recipe
 
+from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
 from effuse.algorithms.feddiffuse import Full, UDec
 from effuse.core.errors import RecipeError
 from effuse.core.files import held
@@ -368,6 +369,27 @@ def test_a_cell_that_only_samples_differently_is_not_trained_again(effuse, sampl
             assert files[0] == files[1] and files[0], kind
         assert read_manifest(folders[0])["trained"] == other["run"] and "trained" not in read_manifest(folders[1])
         assert {record.metrics for record in RunFolder(folders[0]).records()} == {None}, "no evaluation between rounds"
+
+
+def test_cells_with_the_same_preparation_prepare_once(effuse, monkeypatch):
+    """FedDDPM+ takes over FedDDPM's warm-up; another share of images has a preparation of its own."""
+    algorithms = {
+        "fedddpm": FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM),
+        "plus": FedDDPMPlus(**SYNTHESIS, local=ADAM, central=ADAM, test=TEST),
+        "more": FedDDPM(**SYNTHESIS, local=ADAM, central=ADAM, share=0.5),
+    }
+    for name in algorithms:
+        monkeypatch.setitem(catalogue(), f"toy.{name}", lambda name=name: toy_recipe(algorithm=algorithms[name]))
+    cells = tuple(Cell(labels={"method": name}, recipe=f"toy.{name}", metric="none") for name in algorithms)
+    monkeypatch.setitem(tables(), "toy.prepared", lambda: Table(title="Toys", cells=cells))
+    assert set(states(effuse("reproduce toy.prepared --out here --json").json).values()) == {"done"}
+    warm = {name: read_manifest(Path("here", name)).get("warm") for name in algorithms}
+    assert warm == {"fedddpm": None, "plus": "here/fedddpm", "more": None}
+    effuse("run toy.plus --out alone --quiet")
+    models = [Path(folder, "model/model.safetensors").read_bytes() for folder in ("here/plus", "alone")]
+    assert models[0] == models[1]
+    again = effuse("run toy.more --out wrong --warm here/plus")
+    assert again.code != 0 and "algorithm.share=0.1, not 0.5" in again.err
 
 
 def test_an_interrupted_evaluation_is_repeated(effuse, sampled_twice, monkeypatch):

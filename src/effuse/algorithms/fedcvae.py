@@ -77,13 +77,17 @@ class FedCVAE(OneShotGenerators, name="fedcvae"):
         if self.variant == "kd" and (self.real or len({arch.z for arch in self.generators}) > 1):
             raise RecipeError("algorithm.variant: kd joins decoders with one length of z, and real images come from none")
 
+    @property
+    def then(self) -> str:
+        return DISTILLATION if self.variant == "kd" else FEDERATE
+
     def setup(self, model: Model, fed: Federation) -> FedCVAEServer:
         start = super().setup(model, fed)
         return FedCVAEServer(model, phase=start.phase, pending=start.pending)
 
     def round(self, server: FedCVAEServer, fed: Federation) -> Server:
         if self.prepares(server):
-            return self.prepare(server, fed, then=DISTILLATION if self.variant == "kd" else FEDERATE)
+            return self.prepare(server, fed)
         if server.phase == DISTILLATION and server.auxiliary is not None:
             return dataclasses.replace(server, auxiliary=self.distilled(server, fed), decoders={}, phase=FEDERATE)
         return dataclasses.replace(server, model=self.trained(server, fed))

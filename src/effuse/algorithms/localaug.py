@@ -25,9 +25,13 @@ class Share:
 class LocalAug(Synthesising, FedAvg, name="localaug"):
     """FedAvg whose clients train on their own data and an equal share of the auxiliary set, sent once."""
 
+    @property
+    def then(self) -> str:
+        return SHARING
+
     def round(self, server: SynthesisServer, fed: Federation) -> Server:
         if self.prepares(server):
-            return self.prepare(server, fed, then=SHARING)
+            return self.prepare(server, fed)
         if server.phase == SHARING:
             return self.shared(server, fed)
         S = fed.sample(self.cohort)

@@ -36,13 +36,17 @@ def run(
         typer.Option(metavar="0,1,2", help="Run or resume one run per seed; writes mean and spread to seeds.json."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
+    warm: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Take over RUN's preparation, such as FedDDPM's warm-up, instead of repeating it."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     profile: Profiled = False,
 ) -> None:
     """Train by RECIPE, evaluate the model, and write a run folder."""
     name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
-    options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
+    options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers, "warm": warm}
     if seeds is None:
         folder = out or new_folder(name)
         with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:

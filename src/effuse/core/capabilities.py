@@ -1,7 +1,7 @@
 """Capabilities that few algorithms have. An algorithm inherits from a capability to declare it; callers use `isinstance`."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from effuse.core.algorithm import Algorithm, on_client
@@ -75,6 +75,22 @@ class Draws(Algorithm):
     def drawn_from(self, recipe: "Recipe") -> list[tuple[Arch, Task]]:
         """The networks that the images are drawn from, and their tasks; by default the run's own."""
         return [(recipe.model, recipe.task)]
+
+
+class Prepares(Algorithm):
+    """Rounds of preparation come before the federated ones. A run may take them over from another run that had the same."""
+
+    @abstractmethod
+    def prepares(self, server: Any) -> bool:
+        """Whether the next round is one of preparation."""
+
+    @abstractmethod
+    def preparation(self) -> Mapping[str, Any]:
+        """The keys that decide what the preparation ends in."""
+
+    @abstractmethod
+    def prepared(self, server: Any, other: Any) -> Any:
+        """`server`, the state before the first round, with what the preparation of the state `other` ended in."""
 
 
 class Averages(Algorithm):

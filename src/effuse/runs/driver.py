@@ -14,6 +14,7 @@ from effuse.runs.folder import RunFolder
 from effuse.runs.observer import Observer
 from effuse.runs.records import Result
 from effuse.runs.rounds import Run
+from effuse.runs.warm import require_same_preparation
 from effuse.transport import flower
 from effuse.transport.context import Engine, EngineContext
 from effuse.transport.device import pick_device
@@ -74,8 +75,12 @@ def begin(
     observer: Observer | None = None,
     served: Engine | None = None,
     trained: Path | None = None,
+    warm: Path | None = None,
 ) -> Run:
-    """A run in a new folder, to be completed; it takes over the rounds of `trained`, a finished run of the same training."""
+    """A run in a new folder, to be completed.
+
+    It takes over the rounds of `trained`, a finished run of the same training, or the preparation of the run `warm`.
+    """
     if served is None and engine not in ENGINES:
         raise RecipeError(f"no engine '{engine}'; valid: {', '.join(ENGINES)}")
     if engine == "flower":
@@ -86,6 +91,9 @@ def begin(
     folder.require_new()
     train, test = _loaded(recipe)
     recipe = recipe.resolved(train)
+    digests = {"train": train.digest, "test": test.digest}
+    if warm is not None:
+        require_same_preparation(recipe, digests, RunFolder(warm))
     # refuse what cannot work before making a folder
     shards = recipe.shards(train) if served is None else []
     refuse(recipe, train, test)
@@ -100,12 +108,14 @@ def begin(
     with ExitStack() as lock:
         lock.enter_context(folder.locked(private=served is not None))  # it will hold models trained on data of the sites
         kind = SERVED if served else engine
-        more = {"classes": train.classes} if trained is None else {"classes": train.classes, "trained": str(trained)}
-        folder.create(recipe, name, kind, chosen.type, workers, {"train": train.digest, "test": test.digest}, **more)
+        sources = {"trained": trained, "warm": warm}
+        more = {"classes": train.classes} | {key: str(path) for key, path in sources.items() if path is not None}
+        folder.create(recipe, name, kind, chosen.type, workers, digests, **more)
         if trained is not None:
             folder.inherit(RunFolder(trained))
         observer, make = observer or Observer(), served or ENGINES[engine]
-        begun = Run(recipe, folder, make, chosen, workers, train, test, observer, privacy)
+        other = None if warm is None else RunFolder(warm)
+        begun = Run(recipe, folder, make, chosen, workers, train, test, observer, privacy, other)
         begun.lock = lock.pop_all()
     return begun
 

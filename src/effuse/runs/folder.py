@@ -66,6 +66,11 @@ class RunFolder:
         """The manifest's hash."""
         return bound_to(self.path)
 
+    @property
+    def prepared(self) -> Path:
+        """The checkpoint at the end of the preparation, which stays for `--warm`."""
+        return self.path / "prepared.safetensors"
+
     def require_new(self) -> None:
         """Refuse a folder that already holds a run."""
         if self.manifest.exists():
@@ -136,13 +141,16 @@ class RunFolder:
                     RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n")
                 )
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint, prepared: bool = False) -> None:
+        """Write a checkpoint; that of a finished preparation also stays beside the later ones."""
         folder = self.path / "checkpoints"
         with writing(folder):
             folder.mkdir(exist_ok=True)
         if self.rounds.exists():  # the lines must be on disk before the checkpoint that counts them
             sync_file(self.rounds)
         blob = sealed(encode(checkpoint, Checkpoint, marks=MARKS | SEALS), self.digest)
+        if prepared:
+            write_atomically(self.prepared, blob)
         write_atomically(folder / f"{checkpoint.t:06d}.safetensors", blob)
         for old in self._checkpoints()[:-2]:  # the one before the last is for when the last is damaged
             old.unlink(missing_ok=True)
@@ -150,13 +158,15 @@ class RunFolder:
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint."""
         newest = self._checkpoints()[-1:]
-        if not newest:
-            return None
-        if (why := self.unreadable()) is not None:
-            raise RunError(why)
-        return self._read(newest[0])
+        return self._read(newest[0]) if newest else None
+
+    def load_prepared(self) -> Checkpoint:
+        """The checkpoint at the end of the preparation."""
+        return self._read(self.prepared)
 
     def _read(self, path: Path) -> Checkpoint:
+        if (why := self._unreadable(path)) is not None:
+            raise RunError(why)
         with reading(path):
             blob = path.read_bytes()
         if (why := damaged(blob, path, self.digest)) is not None:
@@ -187,8 +197,6 @@ class RunFolder:
 
     def _require_whole(self, path: Path, here: bool) -> None:
         """Refuse a checkpoint that is damaged, or names a state that is."""
-        if (why := self._unreadable(path)) is not None:
-            raise RunError(why)
         checkpoint = self._read(path)
         for client, name in checkpoint.snapshots.items() if here else ():
             Snapshots(self.path / "clients" / str(client), run=self.digest).read(name)
@@ -226,6 +234,16 @@ class RunFolder:
         ledger = {account: sums for account, sums in ended.ledger.items() if not account.startswith(EVALUATION)}
         unevaluated: dict[str, Any] = {"metrics": "null", "digests": [], "ledger": ledger}
         self.save_checkpoint(dataclasses.replace(ended, **unevaluated, lines=self.rounds.stat().st_size))
+
+    def copy_rounds(self, other: "RunFolder", size: int) -> None:
+        """Begin rounds.jsonl with the first `size` bytes of another run's."""
+        with reading(other.rounds), open(other.rounds, "rb") as file:
+            lines = file.read(size)
+        if len(lines) < size:
+            raise RunError(
+                f"{other.rounds} has {len(lines)} bytes, not the {size} of {other.prepared}; restore it from a backup"
+            )
+        write_atomically(self.rounds, lines)
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("*.safetensors"))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from effuse.core.algorithm import FEDERATE, Server
-from effuse.core.capabilities import Averages, Discloses, Personal
+from effuse.core.capabilities import Averages, Discloses, Personal, Prepares
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
@@ -86,10 +86,11 @@ class Run:
         test: Dataset,
         observer: Observer,
         privacy: Plan | None = None,  # None: the clients are at their sites, which plan for themselves
+        warm: RunFolder | None = None,  # the run whose preparation a new run takes over
     ) -> None:
         torch.set_num_threads(recipe.threads)
         self.lock = ExitStack()  # of the folder, if this run is to release it
-        self.recipe, self.folder, self.observer = recipe, folder, observer
+        self.recipe, self.folder, self.observer, self.warm = recipe, folder, observer, warm
         with span("data"):
             train = train.to(device)
         self.machines = machines_for(recipe, device, len(train))
@@ -120,15 +121,15 @@ class Run:
 
     def _complete(self) -> Result:
         algorithm, recipe, fed = self.recipe.algorithm, self.recipe, self.fed
-        began = time.monotonic()
+        self.seconds -= time.monotonic()
         server, t, federated = self._start()
-        self.seconds -= began
         sent = fed.ledger.report()[TRAINING]["bytes"]["total"]
         self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, sent)
         checked, spent = time.monotonic(), 0.0
         started, trained, evaluated = time.monotonic(), 0, 0
         last = algorithm.deliver(server)
         for done in rounds_of(recipe, fed, server, t, federated):
+            prepared = self._prepares(server) and not self._prepares(done.server)
             server, model = done.server, algorithm.deliver(done.server)
             if model.arch != last.arch and model.arch.whole() == last.arch.whole():  # pruned: free the wider one's memory
                 for machine in self.machines:
@@ -155,11 +156,11 @@ class Run:
             self.observer.closed(record)
             t, federated = done.t + 1, done.federated
             # writing checkpoints takes at most a tenth of the time, so short rounds skip some
-            if done.over or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
+            if done.over or prepared or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
                 self.observer.phase("checkpoint")
                 before = time.monotonic()
                 with span("checkpoint"):
-                    self._checkpoint(server, t, federated)
+                    self._checkpoint(server, t, federated, prepared)
                 checked = time.monotonic()
                 spent = checked - before
                 self.observer.phase("training")
@@ -177,7 +178,7 @@ class Run:
         if saved is not None:
             self._recognise(saved.server)
             self.ema, self.averaged = placed(saved.ema, self.machine.device), saved.averaged
-            self.seconds = saved.seconds
+            self.seconds += saved.seconds
             fed.restore(saved.snapshots, saved.received)
             fed.ledger.restore(saved.ledger)
             metrics, self.digests = json.loads(saved.metrics), list(saved.digests)
@@ -191,7 +192,22 @@ class Run:
         initial = recipe.model.initial(stream(recipe.seed, SETUP_T, "model", 0, SERVER, "initial")).to(self.machine.device)
         server = recipe.algorithm.setup(initial, fed)
         fed.close()
-        return server, 0, 0
+        return (server, 0, 0) if self.warm is None else self._taken_over(server, self.warm)
+
+    def _prepares(self, server: Server) -> bool:
+        algorithm = self.recipe.algorithm
+        return isinstance(algorithm, Prepares) and algorithm.prepares(server)
+
+    def _taken_over(self, server: Server, other: RunFolder) -> tuple[Server, int, int]:
+        """The state after the preparation of another run, whose rounds, traffic and time then count as this run's."""
+        algorithm, saved = self.recipe.algorithm, other.load_prepared()
+        assert isinstance(algorithm, Prepares)
+        server = algorithm.prepared(server, placed(saved.server, self.machine.device))
+        self.folder.copy_rounds(other, saved.lines)
+        self.fed.ledger.restore(saved.ledger)
+        self.seconds += saved.seconds
+        self._checkpoint(server, saved.t, saved.federated, prepared=True)
+        return server, saved.t, saved.federated
 
     def _recognise(self, server: Server) -> None:
         """Refuse a server state of another type than this version's algorithm uses."""
@@ -236,7 +252,7 @@ class Run:
         if over:
             self.metrics |= self.evaluator.evaluate_kept(server)
 
-    def _checkpoint(self, server: Server, t: int, federated: int) -> None:
+    def _checkpoint(self, server: Server, t: int, federated: int, prepared: bool = False) -> None:
         fed, state = self.fed, self.fed.workbench.state
         workbench = f"{t}" if state else None
         if workbench is not None:
@@ -257,7 +273,8 @@ class Run:
                 digests=self.digests,
                 lines=self.folder.rounds.stat().st_size,
                 seconds=self.seconds + time.monotonic(),
-            )
+            ),
+            prepared,
         )
         self.bench_state.prune({workbench}, workbench)
         fed.durable = dict(fed.snapshots)

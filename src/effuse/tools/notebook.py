@@ -51,17 +51,21 @@ def run(
     engine: str = "simulator",
     device: str = "auto",
     workers: int | None = None,
+    warm: Path | str | None = None,
     observer: Observer | None = None,
     **changes: Any,
 ) -> Finished:
     """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`.
 
-    `observer=effuse.Display()` shows the progress, as the command line does.
+    `observer=effuse.Display()` shows the progress, as the command line does. `warm`: a run whose preparation to take over.
     """
     name, chosen = _named(recipe, changes)
     folder = new_folder(name) if out is None else Path(out)
+    options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
     with observer or Observer() as watching:
-        run = driver.begin(chosen, folder, name=name, engine=engine, device=device, workers=workers, observer=watching)
+        run = driver.begin(
+            chosen, folder, name=name, **options, warm=None if warm is None else Path(warm), observer=watching
+        )
         return Finished(folder, run.complete())
 
 

@@ -22,7 +22,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 # the files of a run that a pack may hold: no keys, logs or samples
 PACKED = re.compile(
-    r"manifest\.json|rounds\.jsonl|result\.json|ledger\.json|checkpoints/\d+\.safetensors"
+    r"manifest\.json|prepared\.safetensors|rounds\.jsonl|result\.json|ledger\.json|checkpoints/\d+\.safetensors"
     r"|(clients/\d+|server)/[\d_-]+\.state|model(-ema)?/([\w-]+/)?[\w-]+(\.[\w-]+)*"
 )
 PART = re.compile(r"part-\d{4}\.bin")
@@ -87,7 +87,7 @@ def needed(folder: RunFolder) -> Iterator[str]:
             yield f"clients/{client}/{snapshot}.state"
     if checkpoint.workbench is not None:
         yield f"server/{checkpoint.workbench}.state"
-    for name in ("rounds.jsonl", "ledger.json"):
+    for name in (folder.prepared.name, "rounds.jsonl", "ledger.json"):
         if (folder.path / name).exists():
             yield name
     if folder.result.exists():

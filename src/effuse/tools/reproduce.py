@@ -17,6 +17,7 @@ from effuse.recipes import find_recipe
 from effuse.runs import driver
 from effuse.runs.folder import RunFolder
 from effuse.runs.observer import Observer
+from effuse.runs.warm import difference
 from effuse.tools.check import check
 
 CHECKED = "check.json"
@@ -97,8 +98,10 @@ class Reproduction:
             elif plan.folder.manifest.exists():
                 driver.resume(path, device=None if device == "auto" else device, observer=observer)
             else:
-                trained = self._same_training(plan)
-                driver.run(plan.recipe, path, name=f"{self.name} {name}", device=device, observer=observer, trained=trained)
+                begin: dict[str, Any] = {"trained": (trained := self._same_training(plan))}
+                if trained is None:
+                    begin["warm"] = self._same_preparation(plan)
+                driver.run(plan.recipe, path, name=f"{self.name} {name}", device=device, observer=observer, **begin)
         except RecipeError as error:
             others = [f"--scale {scale}" for scale in self.table.scales if scale != self.scale_name]
             also = f"; the table also has {' and '.join(others)}" if others else ""
@@ -114,6 +117,11 @@ class Reproduction:
         wanted = training(plan.recipe)
         same = (p for p in self.planned.values() if training(p.recipe) == wanted and self._state(p)[0] == "done")
         return next((p.folder.path for p in same if p.folder.unreadable() is None), None)
+
+    def _same_preparation(self, plan: Planned) -> Path | None:
+        """The first cell whose preparation is finished and the same."""
+        runs = (p.folder for p in self.planned.values() if p.folder.prepared.exists() and p.folder.manifest.exists())
+        return next((folder.path for folder in runs if difference(plan.recipe, folder) is None), None)
 
     def _rehearse(self, plan: Planned) -> None:
         found = check(plan.recipe, plan.cell.name)

@@ -1,5 +1,7 @@
 """One-shot federation by generators: clients send one each, the server draws labelled images and trains a classifier."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import PositiveFloat, PositiveInt
@@ -32,6 +34,10 @@ class OneShotGenerators(Correcting, Discloses):
     def trains(self, recipe: Recipe) -> list[Trained]:
         local = [Trained(arch, self.task, self.warmup) for arch in self.generators]
         return [*local, Trained(recipe.model, recipe.task, self.central)]
+
+    def preparation(self) -> Mapping[str, Any]:
+        keys = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("central", "part")}
+        return keys | {"name": self.name}
 
     def drawn_from(self, recipe: Recipe) -> list[tuple[Arch, Task]]:
         return [(arch, self.task) for arch in self.generators]

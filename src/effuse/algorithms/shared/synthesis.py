@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from effuse.core.capabilities import Draws
+from effuse.core.algorithm import fields_of
+from effuse.core.capabilities import Draws, Prepares
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import WireError
 from effuse.core.message import of_images
@@ -94,7 +95,7 @@ class Upload:
 
 
 @spec
-class Synthesising(Draws):
+class Synthesising(Draws, Prepares):
     """An algorithm that starts with a warm-up model of every client, from which the server draws images."""
 
     warmup: Solver  # of each client's own model; any solver, a private one too
@@ -147,13 +148,26 @@ class Synthesising(Draws):
             return SynthesisServer(model, phase=SYNTHESIS)
         return SynthesisServer(model, phase=WARM_UP, pending=tuple(fed.clients))
 
+    @property
+    def then(self) -> str:
+        """The phase after the preparation."""
+        return FEDERATE
+
     def prepares(self, server: Server) -> bool:
         return server.phase in (WARM_UP, SYNTHESIS)
 
-    def prepare(self, server: SynthesisServer, fed: Federation, then: str = FEDERATE) -> SynthesisServer:
+    def preparation(self) -> Mapping[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(Synthesising)}
+
+    def prepared(self, server: SynthesisServer, other: SynthesisServer) -> SynthesisServer:
+        # not the model: it is untrained in both
+        found = {name: value for name, value in fields_of(other).items() if name in fields_of(server) and name != "model"}
+        return dataclasses.replace(server, **found | {"phase": self.then})
+
+    def prepare(self, server: SynthesisServer, fed: Federation) -> SynthesisServer:
         """One round of warm-up, or of synthesis from it, for the next group of clients."""
         if self.real:
-            return dataclasses.replace(server, auxiliary=self.taken(fed, self.labelled(server.model.arch)), phase=then)
+            return dataclasses.replace(server, auxiliary=self.taken(fed, self.labelled(server.model.arch)), phase=self.then)
         if server.phase == WARM_UP:
             # a single last client joins this group: alone, its lost answer would end the run, whatever the quorum
             n = self.group + (len(server.pending) == self.group + 1 > 2)
@@ -176,9 +190,9 @@ class Synthesising(Draws):
             del upload  # one model in memory at a time
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
-        phase = WARM_UP if server.pending else then
+        phase = WARM_UP if server.pending else self.then
         auxiliary = together([*before, *added]) if before or added else None  # no client of a group may have answered
-        if phase == then and auxiliary is not None:
+        if phase == self.then and auxiliary is not None:
             auxiliary = self.selected(auxiliary, server, fed)
         return dataclasses.replace(server, auxiliary=auxiliary, warmed=(), phase=phase)
 
