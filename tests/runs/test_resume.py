@@ -302,6 +302,15 @@ def test_a_checkpoint_names_only_states_that_the_disk_holds(tmp_path, monkeypatc
     assert len(set(named)) > 1
 
 
+def test_the_ledger_does_not_depend_on_when_checkpoints_are_written(tmp_path, monkeypatch):
+    """To the byte on the wire: an order names the state of the last checkpoint in a field of one length."""
+    for share in (0.0, 1e9):
+        monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", share)
+        run(dataclasses.replace(RECIPES["stateful"], rounds=14), tmp_path / str(share), engine="loopback")
+    rare, often = (json.loads((tmp_path / str(share) / "ledger.json").read_text()) for share in (0.0, 1e9))
+    assert rare == often and rare["training"]["wire_bytes"]["total"] > 0
+
+
 def test_rare_checkpoints_resume_alike(tmp_path, monkeypatch, undisturbed):
     """Only the first round is checkpointed; the states that it names must remain for three more rounds."""
     monkeypatch.setattr(rounds, "CHECKPOINT_SHARE", 0.0)

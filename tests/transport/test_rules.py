@@ -215,7 +215,7 @@ def test_an_order_that_names_a_missing_snapshot_deletes_none(tmp_path):
     """The client refuses it and keeps its state."""
     snapshots = Snapshots(tmp_path)
     snapshots.write("3_0", {"visits": 1})
-    order = Order(job="train", t=5, federated=5, call=0, client=0, base="2_0", durable=None)
+    order = Order(job="train", t=5, federated=5, call=0, client=0, base="2_0", durable="")
     with pytest.raises(FederationError, match="has no snapshot '2_0'"):
         worker_in(tmp_path).perform(order, None)
     assert snapshots.read("3_0") == {"visits": 1}

@@ -97,7 +97,7 @@ def test_the_noise_of_a_private_client_is_keyed_by_the_content_of_its_message():
     changed = model.holding(Params({**model.params, name: model.params[name] + 2.0**-20}))
     seen = []
     for sent in (model, changed, model):
-        worker.perform(Order("train", 0, 0, 0, 0, None, None), job(model=sent))
+        worker.perform(Order("train", 0, 0, 0, 0, None, ""), job(model=sent))
         seen.append(client.message)
     assert seen[0] == seen[2] != seen[1]
     assert message_digest(job(model=model), job) == seen[0]
@@ -112,5 +112,5 @@ def test_private_images_without_protection_are_refused_whatever_a_job_does_with_
     job = job_of(worker.algorithm, "train").arguments
     model = ToyUnet(dropout=0.0).resolved(Shape(4, 1, 2)).initial(Stream(("test",)))
     with pytest.raises(RecipeError, match="job 'train': private images reached a worker"):
-        worker.perform(Order("train", 0, 0, 0, 0, None, None), job(model=model))
+        worker.perform(Order("train", 0, 0, 0, 0, None, ""), job(model=model))
     assert client.releases == []

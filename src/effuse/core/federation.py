@@ -35,7 +35,8 @@ class Order:
     call: int
     client: int
     base: str | None  # the snapshot of the client's state that the server last accepted
-    durable: str | None  # the snapshot that the last checkpoint names; it must not be deleted
+    # the snapshot that the last checkpoint names, which must not be deleted; an order is as long whether there is one or not
+    durable: str
 
 
 class Federation(ABC):
@@ -234,7 +235,7 @@ class Federation(ABC):
             if key not in made:
                 made[key] = self._arguments(what, values)
             sent[client], carried[client] = made[key], set(missing)
-            base, durable = self.snapshots.get(client), self.durable.get(client)
+            base, durable = self.snapshots.get(client), self.durable.get(client, "").ljust(16)
             orders[client] = Order(what.name, self.t, self.federated, self._call, client, base, durable)
         self._busy |= orders.keys()
         self._call += 1

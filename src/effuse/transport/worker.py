@@ -125,7 +125,8 @@ class Worker:
         for release in client.releases:
             self.on_release(order, release)
         # at the end, so that an order that names a missing snapshot deletes none
-        snapshots.prune({order.base, order.durable, name}, order.durable)
+        durable = order.durable.strip() or None
+        snapshots.prune({order.base, durable, name}, durable)
         return reply, name
 
     def _remember(self, client: int, name: str | None, state: dict[str, Any], snapshots: Snapshots) -> None:

@@ -54,7 +54,7 @@ def message_of(recipe, seed="test") -> bytes:
     return encode(job.arguments(model=recipe.model.initial(Stream((seed,)))), job.arguments)
 
 
-def order(t=0, client=0, base=None, durable=None, job="train") -> bytes:
+def order(t=0, client=0, base=None, durable="", job="train") -> bytes:
     return encode(Order(job, t, t, 0, client, base, durable), Order)
 
 

@@ -104,7 +104,7 @@ def test_a_site_is_one_client(tmp_path):
     with pytest.raises(FederationError, match="before the terms"):
         site.perform(b"", b"")
     site.enrol(invitation_of(resolved()))
-    order = Order("train", 0, 0, 0, 1, None, None)
+    order = Order("train", 0, 0, 0, 1, None, "")
     with pytest.raises(FederationError, match="this is client 2, not client 1"):
         site.perform(encode(order, Order), b"")
     with pytest.raises(FederationError, match="there is no client 7"):
@@ -149,7 +149,7 @@ def test_a_site_has_its_cores_for_itself_unless_bits_count(tmp_path, monkeypatch
         site = site_at(tmp_path / name, data=data)
         site.enrol(invitation_of(resolved(model=model, threads=6, reproducible=reproducible)))
         monkeypatch.setattr(torch, "set_num_threads", used.append)
-        site.perform(encode(Order("train", 0, 0, 0, 0, None, None), Order), job_body(model=model))
+        site.perform(encode(Order("train", 0, 0, 0, 0, None, ""), Order), job_body(model=model))
     assert used == [7, 2, 2]
 
 

@@ -155,7 +155,7 @@ class Guarded:
         what = f"round {order.t}, job '{order.job}'"
         state = b"" if order.base is None else self.snapshots.blob(order.base)
         # what the last checkpoint names changes no reply
-        same = encode(dataclasses.replace(order, durable=None), Order)
+        same = encode(dataclasses.replace(order, durable=""), Order)
         key = order_key(self.about, state, same, body)
         if (stored := self.ledger.reply(key)) is not None:
             return self._again(stored)
