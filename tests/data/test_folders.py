@@ -12,6 +12,7 @@ from effuse.core.data import Source
 from effuse.core.errors import DataError
 from effuse.core.spec import text
 from effuse.data.folders import CelebA, Folder
+from effuse.data.images import read_image
 from effuse.data.transforms import Channels, Crop, Flip, Resize
 
 HAIR = "Black_Hair Brown_Hair Blond_Hair Gray_Hair"
@@ -215,6 +216,31 @@ def test_a_corrupt_image_is_named(pets: Path, damage):
     (pets / "dog" / "3.png").write_bytes(damage((pets / "dog" / "3.png").read_bytes()))
     with pytest.raises(DataError, match="dog/3.png: cannot be read as an image .*replace or remove the file"):
         Folder(path=str(pets), transforms=(Resize(side=4),)).load("train")
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(pets: Path, monkeypatch):
+    """36 million pixels in some kilobytes."""
+    Image.new("1", (6000, 6000)).save(pets / "dog" / "3.png")
+    assert (pets / "dog" / "3.png").stat().st_size < 100_000
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda picture: pytest.fail("decoded"))
+    with pytest.raises(DataError, match="dog/3.png: 6000x6000 pixels, more than 33,554,432; store it smaller"):
+        read_image(pets / "dog" / "3.png")
+
+
+def test_a_file_of_another_format_is_not_opened_by_its_content(pets: Path, monkeypatch):
+    """Pillow would start Ghostscript for PostScript, whatever the file is called."""
+    monkeypatch.setattr("subprocess.Popen", lambda *args, **options: pytest.fail("a program was started"))
+    (pets / "dog" / "3.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n")
+    with pytest.raises(DataError, match="dog/3.png: cannot be read as an image .cannot identify"):
+        Folder(path=str(pets)).load("train")
+
+
+def test_columns_that_combine_to_too_many_classes_are_refused(tmp_path: Path):
+    """Three columns of 30 values each in 30 lines are 27,000 classes."""
+    picture(tmp_path / "0.png")
+    (tmp_path / "t.csv").write_text("file,a,b,c\n" + "".join(f"{i}.png,{i},{i},{i}\n" for i in range(30)))
+    with pytest.raises(DataError, match="a, b, c combine to 27,000 classes, more than 10,000; choose columns with fewer"):
+        Folder(path=str(tmp_path), attributes="t.csv", classes_from=("a", "b", "c")).load("train")
 
 
 def test_floating_point_pixels_are_refused(tmp_path: Path):

@@ -77,5 +77,20 @@ def test_damaged_files_are_refused(folder: Path, file: str, content: bytes, mess
 def test_a_damaged_gzip_is_refused(folder: Path, damage):
     path = folder / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match="t10k-images-idx3-ubyte.gz: cannot be read .*fetch the file again"):
+    with pytest.raises(DataError, match="t10k-images-idx3-ubyte.gz: .*fetch the file again"):
+        MNIST().load("test")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (idx(PIXELS[:2]) + b"\0", "over 1584 bytes, but its header"),
+        # 400,000 images of 28 x 28 are 300 MiB; the file has 20 bytes of header and claims them
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, 400_000, 28, 28), "images to at most 200 times"),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 1000, 1000), "GiB of memory; at most half of it is used"),
+    ],
+)
+def test_a_gzip_is_not_unpacked_beyond_what_its_header_may_claim(folder: Path, content: bytes, message: str):
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match=message):
         MNIST().load("test")

@@ -1,5 +1,7 @@
 """npz archives made by hand: read, and refused when damaged."""
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -132,4 +134,54 @@ def test_files_other_than_archives_are_refused(tmp_path: Path):
     with path.open("wb") as file:
         np.save(file, GREY)
     with pytest.raises(DataError, match="holds a single array"):
+        source.load("train")
+
+
+def replaced(path: Path, content: bytes, name: str = "train_images.npy") -> Npz:
+    """An archive in which one member has other content."""
+    source = write(path)
+    with zipfile.ZipFile(source.path) as old:
+        members = {member: old.read(member) for member in old.namelist()}
+    del members["train_images.npy"]
+    with zipfile.ZipFile(source.path, "w", zipfile.ZIP_DEFLATED) as new:
+        for member, blob in (members | {name: content}).items():
+            new.writestr(member, blob)
+    return source
+
+
+def header(shape: tuple[int, ...], form: str = "|u1") -> bytes:
+    made = io.BytesIO()
+    np.lib.format.write_array_header_2_0(made, {"descr": form, "fortran_order": False, "shape": shape})
+    return made.getvalue()
+
+
+def test_an_array_is_believed_only_as_far_as_its_file_goes(tmp_path: Path):
+    """numpy takes memory by the header alone: 10^15 images in a file of some bytes."""
+    assert torch.equal(
+        replaced(tmp_path, header((6, 4, 4)) + GREY.tobytes()).load("train").images[:, 0], torch.from_numpy(GREY)
+    )
+    with pytest.raises(DataError, match=r"an array \(1000000000000000, 4, 4\) of uint8 does not fill its \d+ bytes"):
+        replaced(tmp_path, header((10**15, 4, 4)) + GREY.tobytes()).load("train")
+    with pytest.raises(DataError, match="cannot be read"):
+        replaced(tmp_path, b"no array at all").load("train")
+    with pytest.raises(DataError, match="no array 'train_images'"):
+        replaced(tmp_path, b"no array at all", name="train_images").load("train")
+
+
+def test_an_archive_that_unpacks_to_far_more_than_images_do_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("effuse.data.files.SMALL", 1000)
+    shape = (1000, 28, 28)
+    with pytest.raises(DataError, match="array 'train_images': unpacks to [89][0-9][0-9] times its size"):
+        replaced(tmp_path, header(shape) + bytes(1000 * 28 * 28)).load("train")
+
+
+def test_an_encrypted_archive_is_refused(tmp_path: Path):
+    source = write(tmp_path)
+    blob = bytearray(Path(source.path).read_bytes())
+    for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags of every member, in both places
+        place = -1
+        while (place := blob.find(mark, place + 1)) >= 0:
+            blob[place + at] |= 1
+    Path(source.path).write_bytes(blob)
+    with pytest.raises(DataError, match="array 'train_labels' cannot be read .*encrypted"):
         source.load("train")

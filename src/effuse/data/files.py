@@ -9,6 +9,8 @@ from torch import Tensor
 
 from effuse.core.errors import DataError, MissingError, misspelt
 
+SMALL = 256 << 20  # bytes; compressed files that unpack to less are read whatever their ratio
+RATIO = 200  # by which images may at most have been compressed
 ROOT = "EFFUSE_DATA"  # the environment variable that names the data root
 
 
@@ -42,6 +44,18 @@ def locate(path: str) -> Path:
         searched = f" in {Path.cwd()}" + ("" if root is None else f" nor in {root} ({ROOT})")
         hint = f", or set {ROOT} to the folder that contains it" if root is None else ""
     raise MissingError(f"{path}: not found{searched}; {misspelt(*candidates) or f'check the path{hint}'}")
+
+
+def require_room(size: int, stored: int, place: str) -> None:
+    """Refuse to read `size` bytes from a file of `stored` ones, by what its header says, before any memory is taken."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory // 2:
+        what = f"{size / 2**30:,.1f} GiB when unpacked, and this machine has {memory / 2**30:,.1f} GiB of memory"
+        remedy = "at most half of it is used: store fewer or smaller images, or fetch the file again if it should hold less"
+        raise DataError(f"{place}: {what}; {remedy}")
+    if size > SMALL and size > RATIO * stored:
+        what = f"unpacks to {size / stored:,.0f} times its size, and images to at most {RATIO} times"
+        raise DataError(f"{place}: {what}; store it uncompressed if these are your images")
 
 
 def pixel_tensor(images: np.ndarray, place: str) -> tuple[Tensor, int]:

@@ -10,7 +10,7 @@ import numpy as np
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.errors import DataError, MissingError
 from effuse.core.spec import spec
-from effuse.data.files import label_tensor, pixel_tensor, standard
+from effuse.data.files import label_tensor, pixel_tensor, require_room, standard
 from effuse.data.transforms import Transform, prepared
 
 UNSIGNED_BYTE = 0x08  # the third byte of the magic number; the fourth is the number of dimensions
@@ -61,20 +61,29 @@ def _read(folder: Path, stem: str, dimensions: int, name: str) -> tuple[np.ndarr
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """An array of unsigned bytes with this number of dimensions."""
+    packed, stored = path.suffix == ".gz", path.stat().st_size
     try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        with gzip.open(path) if packed else open(path, "rb") as file:
+            head = file.read(4 + 4 * dimensions)
+            shape = _shape(head, dimensions, path)
+            size = len(head) + math.prod(shape)
+            if packed:
+                require_room(size, stored, str(path))
+            body = file.read(size - len(head)) if packed or stored == size else b""
+            found = f"over {size}" if packed and file.read(1) else len(head) + len(body) if packed else stored
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); fetch the file again") from None
+    if found != size:
+        raise DataError(f"{path}: {found} bytes, but its header {shape} means {size}; fetch the file again")
+    return np.frombuffer(body, np.uint8).reshape(shape).copy()  # torch needs a writable array
+
+
+def _shape(head: bytes, dimensions: int, path: Path) -> tuple[int, ...]:
+    """The shape that the first bytes of a file name."""
     expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
-    if content[:4] != expected:
-        found = content[:4].hex() or "nothing"
+    if head[:4] != expected:
+        found = head[:4].hex() or "nothing"
         raise DataError(f"{path}: begins with {found} instead of the magic number {expected.hex()}; fetch the file again")
-    start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise DataError(f"{path}: {len(content)} bytes, but its header alone needs {start}; fetch the file again")
-    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4))
-    size = start + math.prod(shape)
-    if len(content) != size:
-        raise DataError(f"{path}: {len(content)} bytes, but its header {shape} means {size}; fetch the file again")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()  # torch needs a writable array
+    if len(head) < 4 + 4 * dimensions:
+        raise DataError(f"{path}: {len(head)} bytes, but its header alone needs {4 + 4 * dimensions}; fetch the file again")
+    return tuple(int(n) for n in np.frombuffer(head, ">u4", dimensions, offset=4))

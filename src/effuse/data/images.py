@@ -17,6 +17,8 @@ from effuse.data.transforms import Transform, transform
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # by content; others could start programs, as PostScript does
+LARGEST = 2**25  # pixels of an image before it is resized: 5,792 x 5,792
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 # Modes with palettes, transparency or print colours are converted to grey or RGB.
 PLAIN_MODES = {"1": "L", "LA": "L", "La": "L", "P": "RGB", "PA": "RGB", "RGBA": "RGB", "RGBa": "RGB", "RGBX": "RGB"}
@@ -29,16 +31,21 @@ def read_image(path: Path) -> tuple[Tensor, int]:
     from PIL import Image
 
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             return image_tensor(picture, str(path))
     except FileNotFoundError:
         raise DataError(f"{path}: not found; put the image there or remove it from the table") from None
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types
         raise DataError(f"{path}: cannot be read as an image ({error}); replace or remove the file") from None
 
 
 def image_tensor(picture: "Image", place: str) -> tuple[Tensor, int]:
     """A decoded picture as a 1 x C x H x W tensor and the integer that means white."""
+    if picture.width * picture.height > LARGEST:
+        found = f"{picture.height}x{picture.width} pixels, more than {LARGEST:,}"
+        raise DataError(f"{place}: {found}; store it smaller, or as several images")
     picture.load()  # a truncated file must fail, not give grey pixels
     if picture.mode in SIXTEEN_BIT:
         wide = np.asarray(picture).astype(np.int64)

@@ -1,9 +1,10 @@
 """npz archives with MedMNIST's keys: train_images, train_labels, and the same with test_ and val_."""
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 import torch
@@ -11,9 +12,12 @@ import torch
 from effuse.core.data import Dataset, Source, Split
 from effuse.core.errors import DataError
 from effuse.core.spec import spec
-from effuse.data.files import label_tensor, locate, pixel_tensor, standard
+from effuse.data.files import label_tensor, locate, pixel_tensor, require_room, standard
 from effuse.data.transforms import Transform, prepared
 
+# RuntimeError: encrypted, or compressed in a way that zipfile does not know
+UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PATHMNIST_CLASSES = (
     "adipose",
@@ -86,7 +90,7 @@ def read_npz(path: Path, split: Split, names: tuple[str, ...], val: str, transfo
     """One split of an archive; pickled arrays are refused."""
     try:
         archive = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}: cannot be read as an npz archive ({error}); fetch or write the file again") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise DataError(f"{path}: holds a single array; expected an npz archive of train_images, train_labels, ...")
@@ -108,13 +112,28 @@ def read_npz(path: Path, split: Split, names: tuple[str, ...], val: str, transfo
 
 
 def _array(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
-    if key not in archive:
+    assert archive.zip is not None
+    if f"{key}.npy" not in archive.zip.namelist():
         found = ", ".join(archive.files) or "nothing"
         raise DataError(f"{path}: no array '{key}', only {found}; name the arrays as MedMNIST does")
+    stored = archive.zip.getinfo(f"{key}.npy")
+    require_room(stored.file_size, stored.compress_size, f"{path}: array '{key}'")
     try:
+        with archive.zip.open(stored) as file:
+            _require_filled(file, stored.file_size)
         return archive[key]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}: array '{key}' cannot be read ({error}); fetch or write the file again") from None
+
+
+def _require_filled(file: IO[bytes], size: int) -> None:
+    """Refuse an array whose header promises more or less than the file's bytes; numpy takes memory by the header alone."""
+    version = np.lib.format.read_magic(file)
+    if version not in HEADERS:
+        raise ValueError(f"numpy's format {version[0]}.{version[1]} is for arrays with named columns")
+    shape, _, dtype = HEADERS[version](file)
+    if not dtype.hasobject and file.tell() + math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"an array {shape} of {dtype} does not fill its {size} bytes")
 
 
 def _joined(archive: np.lib.npyio.NpzFile, parts: list[str], kind: str, path: Path) -> np.ndarray:

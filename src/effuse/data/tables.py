@@ -3,10 +3,12 @@
 import csv
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 
 from effuse.core.errors import DataError, nearest
 
+MOST_CLASSES = 10_000
 TRUE = ("1", "true", "yes")  # everything else, such as CelebA's -1, is false
 ALTERNATIVES = "|"  # "Black_Hair|Brown_Hair": the first that is true
 
@@ -82,6 +84,11 @@ def label_rows(table: AttributeTable, columns: tuple[str, ...]) -> tuple[dict[st
     """
     choices = [_choices(table, column) for column in columns]
     sizes = [len(names) for _, names in choices]
+    if math.prod(sizes) > MOST_CLASSES:
+        raise DataError(
+            f"{table.path}: {', '.join(columns)} combine to {math.prod(sizes):,} classes, more than {MOST_CLASSES:,}; "
+            "choose columns with fewer values"
+        )
     labels: dict[str, int] = {}
     for i, file in enumerate(table.rows):
         label: int | None = 0
