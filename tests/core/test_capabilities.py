@@ -8,7 +8,7 @@ from toy import ADAM, ALGORITHMS, toy_recipe
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core import capabilities
 from effuse.core.algorithm import Algorithm, job_of
-from effuse.core.capabilities import Averages, Companions, Discloses, Draws, Hierarchical, Personal, StopsEarly
+from effuse.core.capabilities import Averages, Companions, Discloses, Draws, Hierarchical, Personal, Prepares, StopsEarly
 from effuse.core.errors import FederationError
 from effuse.core.registry import registry
 from effuse.machines.hollow import Hollow
@@ -20,6 +20,7 @@ DECLARED = {
     Hierarchical: {"fedphd"},
     Discloses: {"fedcvae", "feddiff", "fedphd"},
     Draws: {"aux_only", "class_means", "dense", "fedcvae", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
+    Prepares: {"aux_only", "fedcvae", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
     Averages: {"centralised"},
     StopsEarly: {"fedddpm_plus"},
     Companions: {"moon"},

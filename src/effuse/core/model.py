@@ -51,6 +51,11 @@ class Arch(Spec, ABC):
         return with_values(self, "model", **{k: from_data[k] if v is None else v for k, v in given.items()})
 
     @property
+    def portable(self) -> "Arch":
+        """This architecture without paths of this machine, as it is sent."""
+        return self
+
+    @property
     def shape(self) -> Shape:
         if self.side is None or self.channels is None or self.classes is None:
             raise ModelError(f"{self} is not resolved: its side, channels or classes are still open")

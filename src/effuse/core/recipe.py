@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from effuse.core.build import build_text, make, replace, reset_keys, with_values
 from effuse.core.capabilities import StopsEarly
 from effuse.core.data import Dataset, Partition, Shape, Shard, Source
 from effuse.core.errors import PartitionError, RecipeError, RunError, misspelt, nearest
+from effuse.core.grammar import clip
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
 from effuse.core.privacy import Budget
@@ -84,8 +85,29 @@ class Recipe(Spec):
 
     def shaped(self, shape: Shape) -> "Recipe":
         """This recipe with all its networks made for data of that shape."""
-        algorithm = _shaped(self.algorithm, shape)
-        return with_values(self, "recipe", model=self.model.resolved(shape), algorithm=algorithm)
+        return self._with_networks(lambda arch: arch.resolved(shape))
+
+    @property
+    def portable(self) -> "Recipe":
+        """This recipe with the architectures of networks that lie in folders of this machine, as sites are sent it."""
+        return self._with_networks(lambda arch: arch.portable)
+
+    def require_portable(self) -> None:
+        """Refuse networks that would be read from a path."""
+
+        def refused(arch: Arch) -> Arch:
+            if not arch.travels:
+                raise RecipeError(
+                    f"{clip(text(arch, full=False))} would read a path of this machine; only its owner may name one"
+                )
+            return arch
+
+        self._with_networks(refused)
+
+    def _with_networks(self, change: Callable[[Arch], Arch]) -> "Recipe":
+        """This recipe with its networks, and those among the algorithm's keys, changed."""
+        model, algorithm = _changed(self.model, change), _changed(self.algorithm, change)
+        return with_values(self, "recipe", model=model, algorithm=algorithm)
 
     def over(self, server: Server, federated: int) -> bool:
         """Whether a run has ended with this server state after that many federated rounds."""
@@ -171,16 +193,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _shaped(value: Any, shape: Shape) -> Any:
-    """The same value with the networks among a spec's keys resolved."""
-    if isinstance(value, Arch):
-        return value.resolved(shape)
+def _changed(value: Any, change: Callable[[Arch], Arch]) -> Any:
+    """The same value with every network in it changed, those within others first."""
     if isinstance(value, tuple):
-        return tuple(_shaped(item, shape) for item in value)
+        return tuple(_changed(item, change) for item in value)
     if isinstance(value, Spec):
         keys = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        changed = {k: new for k, v in keys.items() if (new := _shaped(v, shape)) != v}
-        return with_values(value, value.name, **changed) if changed else value
+        new_keys = {k: new for k, v in keys.items() if (new := _changed(v, change)) != v}
+        value = with_values(value, value.name, **new_keys) if new_keys else value
+        return change(value) if isinstance(value, Arch) else value
     return value
 
 

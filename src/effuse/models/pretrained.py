@@ -54,6 +54,10 @@ class FromPretrained(Arch):
         return read_arch(Path(self.folder), self.classes)
 
     @property
+    def portable(self) -> Arch:
+        return self.concrete
+
+    @property
     def parts(self) -> Mapping[str, tuple[str, ...]]:
         return self.concrete.parts
 

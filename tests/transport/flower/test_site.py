@@ -1,5 +1,6 @@
 """A site's side: which terms it accepts, what it does not disclose, and what it trains on."""
 
+import dataclasses
 import json
 import stat
 
@@ -8,14 +9,19 @@ import torch
 from PIL import Image
 from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 
+from effuse.algorithms.feddifrc import FedDifRC
 from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.shared.guides import Encoder
 from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError
 from effuse.core.federation import Order
 from effuse.core.rng import Stream
 from effuse.core.wire import encode
 from effuse.data.folders import Folder
+from effuse.models import pretrained
+from effuse.models.pretrained import FromPretrained
 from effuse.models.resnet import Cnn
 from effuse.models.unet import Unet
+from effuse.runs import driver
 from effuse.runs.folder import RunFolder
 from effuse.tasks.classify import Classify
 from effuse.tools.preview import what_leaves
@@ -80,6 +86,59 @@ def test_a_manifest_is_read_in_the_closed_grammar(tmp_path):
         recipe = resolved().saved() | {key: value}
         with pytest.raises(error):
             site_at(tmp_path / key).enrol(Invitation("toy", recipe, ("dark", "light"), "", ""))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("reproducible", "True  # False"),
+        ("reproducible", "True # \x1b[2K\x1b[1Greproducible=False"),
+        ("reproducible", "(True)"),
+        ("rounds", "0x2"),
+        ("rounds", " 2"),
+        ("seed", "False"),
+        ("wire", '"fp32"'),
+        ("data", "toy_images()  # of the trial"),
+        ("task", None),  # a default, which could differ between versions
+    ],
+)
+def test_a_manifest_says_what_it_means(key, value, tmp_path):
+    """It is refused unless it is written as the site itself would write it, before anything of it is shown or pinned."""
+    recipe = {k: v for k, v in (resolved().saved() | {key: value}).items() if v is not None}
+    site = site_at(tmp_path)
+    with pytest.raises((FederationError, RecipeError)) as refused:
+        site.enrol(Invitation("toy", recipe, ("dark", "light"), "", ""))
+    assert str(refused.value).isprintable() and key in str(refused.value)
+    assert not site.shown and not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("words", ["\x1b[2K", "a\nb", "\u202egnp.exe", "x" * 201])
+def test_names_that_cannot_be_shown_are_refused(words, tmp_path):
+    for name, classes in ((words, ("dark", "light")), ("toy", ("dark", words))):
+        site = site_at(tmp_path)
+        with pytest.raises(FederationError, match="a name that cannot be shown") as refused:
+            site.enrol(invitation_of(resolved(), name=name, classes=classes))
+        assert str(refused.value).isprintable() and not site.shown
+
+
+def test_a_manifest_cannot_make_a_site_read_a_path_of_its_own(tmp_path, monkeypatch):
+    """A server is told nothing of a folder that it names; it sends the architecture of its own saved model instead."""
+    run_folder = tmp_path / "run"
+    saved = resolved(rounds=1)
+    driver.run(saved, run_folder)
+    continued = dataclasses.replace(saved, model=FromPretrained(folder=str(run_folder / "model"))).resolved(
+        saved.data.load("train")
+    )
+    assert continued.portable.model == saved.model and continued.portable.portable == continued.portable
+    site = site_at(tmp_path / "site", data=ToyImages())
+    monkeypatch.setattr(pretrained, "read_arch", lambda *args: pytest.fail("a path was opened"))
+    with pytest.raises(RecipeError, match="from_pretrained.* would read a path of this machine"):
+        site.enrol(invitation_of(continued))
+    within = dataclasses.replace(saved, algorithm=FedDifRC(local=ADAM, guide=Encoder(network=continued.model), tdcl=0.0))
+    with pytest.raises(RecipeError, match="from_pretrained.* would read a path of this machine"):
+        site.enrol(invitation_of(within))
+    assert not site.shown
+    site.enrol(invitation_of(saved))
 
 
 def test_a_secret_of_its_own_unless_the_recipe_says_reproducible(tmp_path):

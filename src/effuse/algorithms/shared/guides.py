@@ -18,7 +18,6 @@ from effuse.core.rng import Stream
 from effuse.core.spec import Spec
 from effuse.core.task import Batch
 from effuse.metrics.cost import macs
-from effuse.models.pretrained import FromPretrained
 from effuse.tasks.denoise import NULL, Denoise
 from effuse.tasks.schedules import signal_and_noise
 
@@ -107,7 +106,7 @@ class Network(Guide):
     @property
     def arch(self) -> Arch:
         """The network's architecture; that of a saved one is in its folder."""
-        return self.network.concrete if isinstance(self.network, FromPretrained) else self.network
+        return self.network.portable
 
     @property
     def asks(self) -> bool:

@@ -54,7 +54,7 @@ class Flower(Federation):
         super().__init__(recipe.algorithm, range(recipe.clients), bench, recipe.seed, recipe.wire)
         self.present = [k for k in self.clients if k not in terms.shut_out]
         self.channel, self.terms, self._show = channel, terms, context.say
-        self.invitation = Invitation(name, recipe.saved(), context.train.classes, "", "")
+        self.invitation = Invitation(name, recipe.portable.saved(), context.train.classes, "", "")
         self.roster = Roster(channel, self.invitation, recipe.clients, self.report)
         self._log = context.folder / "federation.log"
         self._inbox = Inbox(context.folder / "inbox")

@@ -23,6 +23,7 @@ from effuse.core.errors import (
 )
 from effuse.core.federation import Order
 from effuse.core.files import held, write_atomically, writing
+from effuse.core.grammar import clip
 from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
@@ -53,6 +54,7 @@ from effuse.transport.worker import Worker
 # errors whose sentences the server is sent; those about data and files may name patients and paths
 DISCLOSED = (FederationError, ModelError, RecipeError, TrainingError, WireError, Withheld)
 Handle = Callable[[bytes, bytes], tuple[bytes, bytes]]
+LONGEST_NAME = 200  # characters of a class or a recipe's name
 MIN_DIGITS = 12  # hexadecimal digits of a hash that --allow must have
 
 
@@ -128,6 +130,9 @@ class Site:
 
     def agree(self, invitation: Invitation) -> Recipe:
         """The recipe of these terms, if the site accepts them; the first accepted manifest is shown and pinned."""
+        recipe = read_as_shown(invitation)
+        if self.data is not None:
+            recipe.require_portable()
         self.consent.check(invitation)
         pinned = self.folder / "manifest.json"
         if pinned.exists():
@@ -137,7 +142,6 @@ class Site:
                     f"client {self.client} has agreed to the manifest {known[:MIN_DIGITS]} and not to "
                     f"{offered[:MIN_DIGITS]}; the site accepts another after manifest.json is removed from its folder"
                 )
-        recipe = Recipe.restore(invitation.recipe)
         if not pinned.exists():
             self.report(f"the server's manifest is {invitation.name}@{invitation.digest}:")
             for key, value in invitation.recipe.items():
@@ -266,6 +270,25 @@ class Site:
                 f"{path} has {len(secret)} bytes and not {KEY_BYTES}; restore it from a backup, or delete it for a new one"
             )
         return secret
+
+
+def read_as_shown(invitation: Invitation) -> Recipe:
+    """The recipe of a server's terms. It must be written as this version would write it, so that what is shown is what runs.
+
+    Otherwise `True  # False` would be read as true, and characters that move a terminal's cursor could hide the difference.
+    """
+    for words in (invitation.name, *invitation.classes, *invitation.recipe):
+        if not words.isprintable() or len(words) > LONGEST_NAME:
+            raise FederationError(f"the server's terms have a name that cannot be shown: {clip(ascii(words))}")
+    recipe = Recipe.restore(invitation.recipe)
+    meant = recipe.saved()
+    for key in dict.fromkeys((*meant, *invitation.recipe)):
+        if (offered := invitation.recipe.get(key)) != meant.get(key):
+            raise FederationError(
+                f"the server's manifest has {key}={clip(ascii(offered))}, which this version of effuse writes as "
+                f"{clip(ascii(meant.get(key)))}; the site accepts no other form, so ask for a server of this version"
+            )
+    return recipe
 
 
 def _held_out(data: Source) -> str:
