@@ -17,6 +17,7 @@ from effuse.tools.notebook import new_folder
 from effuse.transport import flower
 
 DEADLINE = 3600.0
+GRACE = 30.0
 
 
 @app.command()
@@ -34,6 +35,10 @@ def serve(
         ),
     ] = None,
     deadline: Annotated[float, typer.Option(min=1, help="Seconds that a job may take.")] = DEADLINE,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to wait for a site that is gone, where a quorum has answered."),
+    ] = GRACE,
     images: Annotated[
         int | None,
         typer.Option(
@@ -78,9 +83,11 @@ def serve(
         folder = resume or out or new_folder(name)
         if begun:
             RunFolder(folder).require_same(wanted)
-    engine = served(Served(listen, keys, Terms(quorum, deadline, images=images), insecure), name, wanted.clients)
+    terms = Terms(quorum, deadline, grace=grace, images=images)
+    engine = served(Served(listen, keys, terms, insecure), name, wanted.clients)
     again = f"effuse serve --listen {listen}" + (f" --keys {keys}" if keys is not None else " --insecure" * insecure)
     again += f" --quorum {quorum}" * (quorum is not None) + f" --deadline {deadline:.12g}" * (deadline != DEADLINE)
+    again += f" --grace {grace:.12g}" * (grace != GRACE)
     again += f" --images {images}" * (images is not None)
     with watched(folder, as_json, quiet, f"{again} --resume", warnings) as observer:
         if begun:

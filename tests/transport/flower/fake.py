@@ -39,6 +39,7 @@ class FakeChannel(Channel):
     def __init__(self, folder: Path, clients: int) -> None:
         self.folder = folder
         self.sites = {100 + k: self.site(k) for k in range(clients)}
+        self.away: dict[int, Site] = {}
         self.packets: dict[str, tuple[int, Packet]] = {}
         self.answers: dict[int, int] = dict.fromkeys(range(clients), 0)
         self.fault: Fault = lambda client, n, packet: packet
@@ -58,6 +59,15 @@ class FakeChannel(Channel):
         """The process at a site dies and is started again; the node keeps its key."""
         self.sites[100 + client] = self.site(client)
         self.packets = {t: (n, packet) for t, (n, packet) in self.packets.items() if n != 100 + client}
+
+    def leave(self, client: int) -> None:
+        """A site goes without a word."""
+        self.packets = {t: (n, packet) for t, (n, packet) in self.packets.items() if n != 100 + client}
+        self.away[100 + client] = self.sites.pop(100 + client)
+
+    def come_back(self, client: int) -> None:
+        self.away.pop(100 + client)
+        self.sites[100 + client] = self.site(client)
 
     def open(self) -> None:
         self.opened += 1
@@ -102,7 +112,7 @@ class FakeChannel(Channel):
         for ticket in tickets:
             if ticket in self.packets:
                 node, packet = self.packets.pop(ticket)
-                reply = self.reply(node, packet)
+                reply = None if node in self.away else self.reply(node, packet)
                 if reply is not None:
                     yield ticket, reply
 

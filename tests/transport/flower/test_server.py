@@ -197,3 +197,61 @@ def test_a_deadline_is_kept(tmp_path, slept):
     assert 20.0 <= sum(slept) < 20.0 + 3 * server.POLL
     record = json.loads((tmp_path / "run" / "rounds.jsonl").read_text())
     assert record["traffic"]["messages"] == {"up": 2, "down": 3, "total": 5}
+
+
+def test_a_site_that_is_gone_costs_its_grace_once_and_no_deadline(tmp_path, slept):
+    """Of three clients the second goes in round 1 of six and is back in round 4; a deadline would be an hour."""
+    channel = FakeChannel(tmp_path / "sites", 3)
+    rounds_of_0 = []
+
+    def fault(client, n, packet):
+        if client == 0:
+            rounds_of_0.append(n)
+            if n == 2:
+                channel.leave(1)
+            if n == 4:
+                channel.come_back(1)
+        return packet
+
+    channel.fault = fault
+    terms = Terms(quorum=2, deadline=3600.0, grace=30.0)
+    run_over(channel, toy_recipe(rounds=6, reproducible=True), tmp_path / "run", terms)
+    assert 30 <= sum(slept) < 60, "once, not in each round, and never the deadline"
+    log = log_of(tmp_path / "run")
+    continued = [f"round {t}, job 'train': continuing with 2 of 3; silent: 1" in log for t in range(6)]
+    assert continued == [False, True, True, False, False, False], log
+    assert channel.answers[0] == channel.answers[2] == 6
+
+
+@pytest.mark.parametrize("quorum", [None, 3])
+def test_a_site_that_is_needed_is_waited_for(quorum, tmp_path, slept):
+    """It is gone for 100 seconds, far more than the grace, and the round waits: without it there are too few answers."""
+    channel = FakeChannel(tmp_path / "sites", 3)
+    left = []
+
+    def fault(client, n, packet):
+        if (client, n) == (0, 1):
+            channel.leave(1)
+            left.append(sum(slept))
+        return packet
+
+    channel.fault = fault
+    nodes = channel.nodes
+
+    def listed():
+        if left and 101 in channel.away and sum(slept) - left[0] > 100:
+            channel.come_back(1)
+        return nodes()
+
+    channel.nodes = listed
+    run_over(
+        channel, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(quorum=quorum, deadline=3600.0, grace=1.0)
+    )
+    assert "continuing" not in log_of(tmp_path / "run") and channel.answers == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_site_that_is_slow_but_there_has_the_whole_deadline(tmp_path, slept):
+    channel = FakeChannel(tmp_path / "sites", 3)
+    channel.fault = lambda client, n, packet: None if client == 1 else packet
+    run_over(channel, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(quorum=2, deadline=500.0, grace=1.0))
+    assert sum(slept) >= 500

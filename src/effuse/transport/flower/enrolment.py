@@ -30,6 +30,7 @@ class Roster:
     def __init__(self, channel: Channel, invitation: Invitation, clients: int, report: Callable[[str], None]) -> None:
         self.channel, self.invitation, self.clients, self.report = channel, invitation, clients, report
         self.connections: dict[int, Connection] = {}
+        self.gone: dict[int, float] = {}  # client without a connected node -> since when
         self.tickets: dict[str, int] = {}  # of invitations without a reply -> node
         self._invited: dict[int, float] = {}  # node -> when it was last sent the terms
         self._declined: dict[int, str] = {}  # node -> the reason it gave last
@@ -38,6 +39,11 @@ class Roster:
         """Send the terms to nodes that have not enrolled, and again to awaited clients, since they may have restarted."""
         nodes, now = self.channel.nodes(), time.monotonic()
         enrolled = {connection.node for connection in self.connections.values()}
+        for k in range(self.clients):
+            if k in self.connections and self.connections[k].node in nodes:
+                self.gone.pop(k, None)
+            else:
+                self.gone.setdefault(k, now)
         silent = {self.connections[k].node for k in awaited if k in self.connections}
         for node in nodes:
             since = now - self._invited.get(node, -INVITE_AGAIN)
@@ -70,6 +76,7 @@ class Roster:
             if self.connections.get(client) != connection:
                 self.report(f"client {client} is {'connected again' if client in self.connections else 'connected'}")
             self.connections[client] = connection
+            self.gone.pop(client, None)
 
     def undelivered(self, ticket: str) -> None:
         """An invitation reached no node; the next one may be sent at once."""
@@ -83,6 +90,7 @@ class Roster:
     def clear(self) -> None:
         """Drop all connections: the channel is opened again."""
         self.connections.clear()
+        self.gone.clear()
         self.tickets.clear()
         self._invited.clear()
 

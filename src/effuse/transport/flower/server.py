@@ -149,7 +149,7 @@ class Flower(Federation):
         try:
             for client, order in pending.orders.items():
                 pending.next = client
-                while client in pending.waiting and pending.seconds_left > 0:
+                while client in pending.waiting and self._waits(pending):
                     self._step(pending, messages)
                 if client in pending.waiting:
                     with contextlib.suppress(Lost):
@@ -180,12 +180,23 @@ class Flower(Federation):
             raise error  # the server's own trouble
         self._reject(self._asking, client, _in_words(error))
 
-    def _check_quorum(self, pending: OpenOrders) -> None:
-        asked, silent = len(pending.orders), pending.waiting
-        answered = asked - len(silent) - len(pending.rejected)
+    def _waits(self, pending: OpenOrders) -> bool:
+        """Whether to wait on: not past the deadline, nor only for clients that are gone and can be spared."""
+        now, gone = time.monotonic(), self.roster.gone
+        all_gone = all(k in gone and now - gone[k] >= self.terms.grace for k in pending.waiting)
+        spared = all_gone and len(pending.arrived) >= self._needed(pending)
+        return pending.seconds_left > 0 and not spared
+
+    def _needed(self, pending: OpenOrders) -> int:
+        """How many of the clients that were asked must answer."""
         # the quorum says how many of all clients may be silent; as many may be in a job for few clients
         spared = 0 if self.terms.quorum is None else len(self.present) - self.terms.quorum
-        needed = min(asked, max(1, asked - spared))
+        asked = len(pending.orders)
+        return min(asked, max(1, asked - spared))
+
+    def _check_quorum(self, pending: OpenOrders) -> None:
+        asked, silent, needed = len(pending.orders), pending.waiting, self._needed(pending)
+        answered = asked - len(silent) - len(pending.rejected)
         missing = f"; silent: {_joined(silent)}" if silent else ""
         if pending.rejected:
             missing += "; rejected: " + ", ".join(f"{k} ({why})" for k, why in pending.rejected.items())

@@ -23,6 +23,7 @@ class Terms(NamedTuple):
     quorum: int | None = None  # clients, of all, that must answer; None: every client
     deadline: float = 3600.0  # seconds that a job may take
     shut_out: frozenset[int] = frozenset()  # clients without a key: neither drawn nor asked
+    grace: float = 30.0  # seconds that a client which is gone is waited for, where the others' answers are enough
     images: int | None = None  # that a client may claim to have; None: 100,000, or twice what the server itself has
 
 
