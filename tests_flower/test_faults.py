@@ -67,6 +67,21 @@ def test_a_site_killed_mid_round_misses_it_and_comes_back_with_its_state(deploym
     assert visits(deployment, 1) == 3 and visits(deployment, 0) == 4
 
 
+def test_a_site_that_is_killed_for_good_costs_no_deadline(deployment):
+    """Client 1 is killed in round 1. The deadline is an hour; Flower notices soon, and no later round waits."""
+    recipe = recipe_of(algorithm=ToySlow(local=ADAM, seconds=20.0, rounds=(1,)))
+    sites = deployment.sites()
+    options = ("--quorum", "2", "--deadline", "3600", "--grace", "2")
+    server = deployment.serve(deployment.manifest(recipe), "--out", str(deployment.folder / "run"), *options)
+    deployment.until("site-1.log", "round 1, job 'train': received")
+    kill(sites[1])
+    assert server.wait(240) == 0, deployment.printed("serve.log")
+    log = deployment.printed("run/federation.log")
+    assert all(f"round {t}, job 'train': continuing with 2 of 3; silent: 1" in log for t in (1, 2, 3)), log
+    rounds = [json.loads(line) for line in (deployment.folder / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert max(line["seconds"]["round"] for line in rounds[2:]) < 30
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_server_killed_and_resumed_ends_with_the_same_weights(at, deployment):
     """It is killed when clients 0 and 1 have answered and client 2 has not; the sites reconnect by themselves."""
