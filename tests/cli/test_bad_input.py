@@ -85,7 +85,7 @@ def test_an_image_that_may_not_be_read(train_on, pictures, monkeypatch):
     """The refusal is simulated, because a superuser may read every file."""
     opened = Image.open
 
-    def refuse(path, *args):
+    def refuse(path, *args, **options):
         if path == pictures / "cats" / "1.png":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return opened(path, *args)

@@ -243,6 +243,13 @@ def test_columns_that_combine_to_too_many_classes_are_refused(tmp_path: Path):
         Folder(path=str(tmp_path), attributes="t.csv", classes_from=("a", "b", "c")).load("train")
 
 
+def test_a_class_whose_name_cannot_be_shown_is_refused(tmp_path: Path):
+    picture(tmp_path / "a\x1b[31m" / "0.png")
+    picture(tmp_path / "b" / "0.png")
+    with pytest.raises(DataError, match=r"the class 'a\\x1b\[31m' has characters that cannot be shown; rename it"):
+        Folder(path=str(tmp_path)).load("train")
+
+
 def test_floating_point_pixels_are_refused(tmp_path: Path):
     (tmp_path / "a").mkdir()
     Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "a" / "0.tiff")

@@ -4,11 +4,13 @@ import pydoc
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from toy import toy_recipe
 
 import effuse
+from effuse.tools import notebook
 from effuse.tools.check import check
 
 
@@ -51,3 +53,13 @@ def test_a_display_ends_when_a_run_fails(tmp_path):
     with pytest.raises(effuse.core.errors.RunError):
         effuse.resume(tmp_path, observer=Shown())
     assert closed == [effuse.core.errors.RunError]
+
+
+@pytest.mark.parametrize("name", ["../../etc/cron.d/x", "/etc/x", "..", "a\nb", "\x1b[2K", "x" * 500, ""])
+def test_a_foreign_name_cannot_leave_the_folder_of_runs(name):
+    folder = notebook.new_folder(name)
+    assert folder.parent == Path("runs") and str(folder).isprintable() and len(folder.name) < 120
+
+
+def test_a_name_of_a_recipe_stays_as_it_is():
+    assert notebook.new_folder("feddiff.private_digits").name.startswith("feddiff.private_digits-2")

@@ -9,7 +9,7 @@ from typing import Annotated
 import click
 import typer
 
-from effuse.core.errors import EffuseError, nearest
+from effuse.core.errors import EffuseError, nearest, shown
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 LONGEST = 600  # characters shown of an unexpected error
@@ -141,5 +141,5 @@ def _sentence(error: Exception) -> str:
 
 
 def _stop(words: str, code: int) -> int:
-    print(f"effuse: {' '.join(words.split())}", file=sys.stderr)
+    print(f"effuse: {shown(' '.join(words.split()))}", file=sys.stderr)
     return code

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from effuse.core.errors import DataError
+from effuse.core.errors import DataError, shown
 from effuse.core.spec import Spec, spec
 
 Split = Literal["train", "test"]
@@ -43,6 +43,9 @@ class Dataset:
         n, _, height, width = self.images.shape
         if height != width:
             raise DataError(f"images of {height}x{width} are not square; add crop or resize to the data's transforms")
+        for name in self.classes:
+            if not name.isprintable():
+                raise DataError(f"the class '{shown(name)}' has characters that cannot be shown; rename it")
         if self.labels.shape != (n,):
             raise DataError(f"{n} images but {tuple(self.labels.shape)} labels; each image needs one label")
         if n and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):

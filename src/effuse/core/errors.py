@@ -63,6 +63,15 @@ def located(where: str) -> Iterator[None]:
         raise FederationError(f"{where}: {error}") from None
 
 
+def shown(words: str, limit: int | None = None) -> str:
+    """Text of any origin as one line that a terminal shows as it is, with control characters as escapes.
+
+    Names of files and classes, and what sites and servers send, could otherwise move the cursor or hide what is there.
+    """
+    line = "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in words)
+    return line if limit is None or len(line) <= limit else f"{line[: limit - 3]}..."
+
+
 def alike(word: str, known: Iterable[str]) -> str:
     """A question that suggests the closest of the known names; empty when none is close."""
     close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)

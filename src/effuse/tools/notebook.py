@@ -1,6 +1,7 @@
 """The commands as Python functions: `effuse.run("demo", rounds=2)`, `effuse.load(run).sample(64)`; see `help(effuse)`."""
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,9 @@ def _named(source: str | Recipe, changes: dict[str, Any]) -> tuple[str, Recipe]:
 
 
 def new_folder(name: str) -> Path:
-    """The path of a new run folder: runs/NAME-DATE-TIME."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The path of a new run folder: runs/NAME-DATE-TIME. A foreign manifest's name cannot lead elsewhere."""
+    plain = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII).strip(".")[:80] or "run"
+    base = Path("runs") / f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
     number, folder = 1, base
     while folder.exists():
         number += 1

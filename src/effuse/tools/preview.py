@@ -8,7 +8,6 @@ from effuse.core.errors import EffuseError
 from effuse.core.ledger import EVALUATION, TRAINING, Account
 from effuse.core.message import is_message, message_hints
 from effuse.core.model import Model
-from effuse.core.recipe import Recipe
 from effuse.tools.check import rehearse
 from effuse.transport.flower.guarded import spending
 from effuse.transport.flower.messages import Invitation
@@ -19,8 +18,7 @@ from effuse.transport.rehearsal import Rehearsal
 
 def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     """Rehearse the whole run for this client: which messages it would send, with which fields and how many bytes."""
-    site.consent.check(invitation)
-    recipe = Recipe.restore(invitation.recipe)
+    recipe = site.offered(invitation)
     shard = site.shard(recipe, invitation.classes)
     fed = Rehearsal(recipe, [shard] * recipe.clients)
     rehearse(recipe, fed, hollow_model(recipe))

@@ -109,6 +109,8 @@ def test_a_manifest_says_what_it_means(key, value, tmp_path):
     with pytest.raises((FederationError, RecipeError)) as refused:
         site.enrol(Invitation("toy", recipe, ("dark", "light"), "", ""))
     assert str(refused.value).isprintable() and key in str(refused.value)
+    with pytest.raises((FederationError, RecipeError), match=key):  # nor does a dry run show it
+        what_leaves(site, Invitation("toy", recipe, ("dark", "light"), "", ""))
     assert not site.shown and not (tmp_path / "manifest.json").exists()
 
 
@@ -119,6 +121,16 @@ def test_names_that_cannot_be_shown_are_refused(words, tmp_path):
         with pytest.raises(FederationError, match="a name that cannot be shown") as refused:
             site.enrol(invitation_of(resolved(), name=name, classes=classes))
         assert str(refused.value).isprintable() and not site.shown
+
+
+def test_a_site_shows_control_characters_as_escapes(tmp_path):
+    """In sentences, in errors whose words come from file names, and in the log."""
+    site = site_at(tmp_path)
+    site.report("  class=\x1b[31mred\x07\u202e\udc80")
+    site.failed(DataError("scans/\x1b]0;owned\x07.png: cannot be read"))
+    assert site.shown == [r"  class=\x1b[31mred\x07\u202e\udc80", r"refused: scans/\x1b]0;owned\x07.png: cannot be read"]
+    log = (tmp_path / "site.log").read_text()
+    assert r"class=\x1b[31mred\x07" in log and "\x1b" not in log and "\x07" not in log
 
 
 def test_a_manifest_cannot_make_a_site_read_a_path_of_its_own(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from effuse.core.errors import EffuseError, WireError
+from effuse.core.errors import EffuseError, WireError, shown
 from effuse.core.message import message
 from effuse.core.recipe import manifest_digest
 from effuse.core.wire import decode, encode
@@ -69,12 +69,12 @@ def refusal(why: str) -> Packet:
 def reason_of(packet: Packet) -> str:
     """The sentence of a refusal, in one line of limited length."""
     with contextlib.suppress(WireError):
-        return " ".join(decode(packet.head, Refusal, HEAD_LIMIT).why.split())[:SHOWN_LIMIT]
+        return shown(" ".join(decode(packet.head, Refusal, HEAD_LIMIT).why.split()), SHOWN_LIMIT)
     return "a refusal that cannot be read"
 
 
 def unknown_kind(packet: Packet) -> str:
-    return f"a message of the unknown type '{packet.kind[:40]}'"
+    return f"a message of the unknown type '{shown(packet.kind, 40)}'"
 
 
 class Lost(EffuseError):

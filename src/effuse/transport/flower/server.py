@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from effuse.core.algorithm import Job
-from effuse.core.errors import EffuseError, FederationError, QuorumError
+from effuse.core.errors import EffuseError, FederationError, QuorumError, shown
 from effuse.core.federation import Federation, Order
 from effuse.core.visit import placed
 from effuse.core.watch import Seen, conspicuous, described
@@ -309,7 +309,7 @@ class Flower(Federation):
 def _in_words(error: Exception) -> str:
     """Why an answer is rejected: one line of limited length."""
     words = " ".join(str(error).split())
-    return (words if isinstance(error, EffuseError) else f"{type(error).__name__}: {words}")[:SHOWN_LIMIT]
+    return shown(words if isinstance(error, EffuseError) else f"{type(error).__name__}: {words}", SHOWN_LIMIT)
 
 
 def _file_name(order: Order) -> str:

@@ -20,6 +20,7 @@ from effuse.core.errors import (
     RunError,
     TrainingError,
     WireError,
+    shown,
 )
 from effuse.core.federation import Order
 from effuse.core.files import held, write_atomically, writing
@@ -128,12 +129,17 @@ class Site:
                 raise FederationError(f"{self.folder} is in use by another `effuse join`; end it first")
             yield
 
-    def agree(self, invitation: Invitation) -> Recipe:
-        """The recipe of these terms, if the site accepts them; the first accepted manifest is shown and pinned."""
+    def offered(self, invitation: Invitation) -> Recipe:
+        """The recipe of these terms, refused unless this site may show it and consents to it."""
         recipe = read_as_shown(invitation)
         if self.data is not None:
             recipe.require_portable()
         self.consent.check(invitation)
+        return recipe
+
+    def agree(self, invitation: Invitation) -> Recipe:
+        """The recipe of these terms, if the site accepts them; the first accepted manifest is shown and pinned."""
+        recipe = self.offered(invitation)
         pinned = self.folder / "manifest.json"
         if pinned.exists():
             known, offered = json.loads(pinned.read_text())["digest"], invitation.digest
@@ -167,13 +173,13 @@ class Site:
 
     def report(self, words: str) -> None:
         """Show a sentence on the screen, and write it to the site's log."""
-        self._log.info(words)
-        self._show(words)
+        self._log.info(line := shown(words))
+        self._show(line)
 
     def failed(self, error: Exception) -> str:
         """Report an error at the site, with its traceback in the log; returns the sentence for the server."""
         cause = error.__cause__ if isinstance(error, Withheld) and error.__cause__ else error
-        words = f"refused: {cause}" if isinstance(cause, EffuseError) else f"failed: {type(cause).__name__}: {cause}"
+        words = shown(f"refused: {cause}" if isinstance(cause, EffuseError) else f"failed: {type(cause).__name__}: {cause}")
         self._log.error(words, exc_info=error)
         self._show(words)
         return self.disclosed(error)
