@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import httpx
 import pytest
 from conftest import Deployment, kill
 from fake import FakeChannel, run_over
-from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest, StopRunRequest, UnregisterNodeRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -190,7 +191,7 @@ def test_strangers_are_refused(deployment):
         assert "412" not in deployment.printed("site-1.log")
         assert "refuses this node" in deployment.printed("site-2.log")
         assert superlink.nodes() == set()
-        # anyone can start a run on a SuperLink, but it takes a secret to act in it
+        # Flower would let anyone start and stop runs, list and unregister nodes
         common = (
             deployment.address,
             False,
@@ -198,11 +199,22 @@ def test_strangers_are_refused(deployment):
             [RuntimeVersionHttpInterceptor(component_name="flwr")],
         )
         with contextlib.closing(ControlHttpClient.from_server_address(*common)) as control:
-            with contextlib.suppress(httpx.HTTPError):
-                control.StartRun(StartRunRequest())
+            for call, request in (
+                (control.StartRun, StartRunRequest()),
+                (control.StopRun, StopRunRequest(run_id=superlink._run)),
+                (control.ListNodes, ListNodesRequest()),
+                (control.UnregisterNode, UnregisterNodeRequest(node_id=next(iter(superlink._owners)))),
+            ):
+                with pytest.raises(httpx.HTTPStatusError, match="403"):
+                    call(request)
         with contextlib.closing(RuntimeHttpClient.from_server_address(*common)) as runtime:
-            with pytest.raises(httpx.HTTPStatusError, match="401"):
+            with pytest.raises(httpx.HTTPStatusError, match="403"):
                 runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+        verify = ssl.create_default_context(cafile=str(superlink.keys.ca))
+        for path in ("docs", "openapi.json", "v1/fleet/../control/list-nodes", "v1/fleet/%2e%2e/control/list-nodes"):
+            for how in (httpx.get, httpx.post):
+                assert how(f"https://{deployment.address}/{path}", verify=verify).status_code in (403, 404, 405), path
+        assert superlink.nodes() == set(), "the run goes on"
     finally:
         superlink.close()
 

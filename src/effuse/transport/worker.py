@@ -25,9 +25,11 @@ CPU = torch.device("cpu")
 
 @message(name="receipt")
 class Receipt:
-    """The head of every reply: whose it is, and the snapshot of the client's state after the job."""
+    """The head of every reply: whose it is, to which order, and the snapshot of the client's state after the job."""
 
     client: int
+    t: int
+    call: int
     snapshot: str | None
 
 
@@ -142,4 +144,5 @@ class Worker:
             arguments = placed(decode(body, job.arguments), device)
         reply, snapshot = self.perform(order, arguments)
         with span("wire"):
-            return encode(Receipt(order.client, snapshot), Receipt), encode(reply, job.returns, self.wire)
+            receipt = Receipt(order.client, order.t, order.call, snapshot)
+            return encode(receipt, Receipt), encode(reply, job.returns, self.wire)

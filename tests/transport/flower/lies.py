@@ -1,5 +1,6 @@
 """Lies: every way to change one field of an answer on the wire, whatever its type, and sites that tell them."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,13 +85,18 @@ def untrue(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def about(packet: Packet, client: int) -> Iterator[tuple[str, Packet]]:
     """Lies about the head and the kind of an answer."""
-    snapshot = decode(packet.head, Receipt).snapshot
-    for who in (0, -1, 10**18):
-        yield f"receipt of client {who}", packet._replace(head=encode(Receipt(who, snapshot), Receipt))
+    true = decode(packet.head, Receipt)
+    for field, values in {"client": (0, -1, 10**18), "t": (true.t - 1, -(10**18)), "call": (true.call + 1, 10**18)}.items():
+        for value in values:
+            changed = dataclasses.replace(true, **{field: value})
+            yield f"receipt of {field} {value}", packet._replace(head=encode(changed, Receipt))
     yield "no head", packet._replace(head=b"")
     yield "head of noise", packet._replace(head=bytes(range(256)))
     yield "head of another message", packet._replace(head=encode(Enrolment(client, "s"), Enrolment))
-    yield "snapshot of nobody", packet._replace(head=encode(Receipt(client, "../../9_9\x1b[31m"), Receipt))
+    yield (
+        "snapshot of nobody",
+        packet._replace(head=encode(dataclasses.replace(true, snapshot="../../9_9\x1b[31m"), Receipt)),
+    )
     for kind in ("", "gossip", "x" * 10**5, "\x1b[31m", ORDER, INVITATION, "undelivered"):
         yield f"kind {kind[:9]!r}", packet._replace(kind=kind)
     yield "refusal", refusal("no\x1b[31m\n" * 1000)
@@ -129,7 +135,7 @@ class LyingChannel(FakeChannel):
         if key not in self.bodies:
             self.bodies = {key: list(lies(true.body))}
         snapshot = None if decode(true.head, Receipt).snapshot is None else f"{order.t}_{order.call}"
-        true = true._replace(head=encode(Receipt(client, snapshot), Receipt))
+        true = true._replace(head=encode(Receipt(client, order.t, order.call, snapshot), Receipt))
         every = [*((name, true._replace(body=body)) for name, body in self.bodies[key]), *about(true, client)]
         self.most = max(self.most, len(every))
         name, lie = every[(client - self.honest + order.t * self.liars) % len(every)]

@@ -17,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import RunError
 from effuse.transport import flower
+from effuse.transport.flower import superlink_process
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.messages import ANSWER, ORDER, UNDELIVERED, Packet
 
@@ -41,6 +42,8 @@ CALLS = {
     "flwr.supercore.inflatable.inflatable_protobuf_utils:make_confirm_message_received_fn_protobuf": "- node run_id",
     "flwr.supercore.fab:Fab": "hash_str content verifications",
     "flwr.cli.build:build_fab_from_files": "files",
+    "flwr.superlink.extensions:get_middleware": "",
+    "flwr.superlink.cli:flower_superlink": "",
     "flwr.common.serde:fab_to_proto": "fab",
     "flwr.common.serde:message_to_proto": "message",
     "flwr.common.serde:message_from_proto": "message_proto",
@@ -129,6 +132,14 @@ def test_the_superlink_takes_its_flags():
         pytest.fail(
             f"flwr {flwr.__version__}: flower-superlink takes no '{(missing or ['--isolation process'])[0]}'", pytrace=False
         )
+
+
+def test_sites_call_below_one_path():
+    """What `superlink_process` lets everyone reach is the calls of sites, and its hook is where Flower asks for it."""
+    fleet, control = (imported(f"flwr.superlink.routers.{name}.router:router") for name in ("fleet", "control"))
+    assert {route.path for route in fleet.routes} and all(route.path.startswith("/v1/fleet/") for route in fleet.routes)
+    assert not any(route.path.startswith(superlink_process.FOR_SITES) for route in control.routes)
+    assert "get_middleware()" in inspect.getsource(imported("flwr.superlink.main:_get_middleware"))
 
 
 def test_an_unknown_key_can_be_told_from_one_in_use():

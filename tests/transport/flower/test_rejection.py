@@ -57,6 +57,15 @@ def wider(update):
     return dataclasses.replace(update, model=dataclasses.replace(update.model, arch=arch))
 
 
+def in_receipt(**changes):
+    """The answer with another head."""
+
+    def change(packet):
+        return packet._replace(head=encode(dataclasses.replace(decode(packet.head, Receipt), **changes), Receipt))
+
+    return change
+
+
 BAD = {  # the answer, and why it is rejected
     "nan": (nan, "non-finite number"),
     "wrong shape": (in_params(lambda p: p | {"up.bias": torch.zeros(7)}), r"'up\.bias' has the shape \(7,\), not \(1,\)"),
@@ -73,10 +82,15 @@ BAD = {  # the answer, and why it is rejected
     ),
     "a loss beyond numbers": (in_update(lambda u: dataclasses.replace(u, loss=1e300)), r"its loss is 1e\+300; a loss must"),
     "unknown type": (lambda packet: packet._replace(kind="gossip"), "unknown type 'gossip'"),
-    "another message": (lambda packet: packet._replace(body=encode(Receipt(1, None), Receipt)), "is not a fedavg.update"),
+    "another message": (
+        lambda packet: packet._replace(body=encode(Receipt(1, 1, 0, None), Receipt)),
+        "is not a fedavg.update",
+    ),
     "no message": (lambda packet: packet._replace(body=b"\x00" * 50), "cannot be read"),
     "too many bytes": (lambda packet: packet._replace(body=packet.body + b"\x00" * 2_000_000), r"is over its limit of \d+"),
-    "another's name": (lambda packet: packet._replace(head=encode(Receipt(0, None), Receipt)), "its receipt names client 0"),
+    "another's name": (in_receipt(client=0), "its receipt names client 0"),
+    "another round": (in_receipt(t=0), "its receipt names call 0 of round 0, another order"),
+    "another call": (in_receipt(call=1), "its receipt names call 1 of round 1, another order"),
     "no receipt": (lambda packet: packet._replace(head=b"junk"), "cannot be read"),
 }
 
@@ -102,7 +116,7 @@ def test_a_client_that_claims_another_state_while_being_evaluated_is_left_out(tm
     evaluation = {"evaluate": Evaluate(grid=2), "sampler": Ancestral(batch=2)}
     recipe = toy_recipe(algorithm=ALGORITHMS["localonly"], rounds=1, reproducible=True, **evaluation)
     channel = FakeChannel(tmp_path / "sites", 3)
-    channel.fault = in_second_answer(lambda packet: packet._replace(head=encode(Receipt(1, "9_9"), Receipt)))
+    channel.fault = in_second_answer(in_receipt(snapshot="9_9"))
     run_over(channel, recipe, tmp_path / "run", TWO_OF_THREE)
     assert "job 'draw': client 1's answer is rejected: the client changed its state" in log_of(tmp_path / "run")
 

@@ -213,9 +213,11 @@ class Flower(Federation):
         receipt = decode(packet.head, Receipt, HEAD_LIMIT)
         if receipt.client != client:
             raise FederationError(f"its receipt names client {receipt.client}")
+        order = pending.orders[client]
+        if (receipt.t, receipt.call) != (order.t, order.call):
+            raise FederationError(f"its receipt names call {receipt.call} of round {receipt.t}, another order")
         if self.evaluated and receipt.snapshot != self.snapshots.get(client):
             raise FederationError("the client changed its state while being evaluated")
-        order = pending.orders[client]
         if receipt.snapshot not in (order.base, f"{order.t}_{order.call}"):
             raise FederationError("its receipt names a state that this order cannot lead to")
         expected = self._expectation.of(pending.job, message)

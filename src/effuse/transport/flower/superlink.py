@@ -4,7 +4,6 @@ import contextlib
 import functools
 import hashlib
 import secrets
-import shutil
 import ssl
 import subprocess
 import sys
@@ -41,10 +40,12 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import RunError
+from effuse.transport.flower import superlink_process
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ServerKeys
 from effuse.transport.flower.messages import Channel, Invitation, Lost, Packet, refusal
@@ -67,6 +68,17 @@ clientapp = "effuse_app:app"
 """,
     "effuse_app.py": b'raise RuntimeError("this federation is carried by effuse: join it with `effuse join`")\n',
 }
+
+
+class Operator:
+    """Marks calls as the operator's."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Any:
+        context.request.headers[superlink_process.OPERATOR] = self.token
+        return call_next(context)
 
 
 def flower_environment(home: Path) -> dict[str, str]:
@@ -158,8 +170,8 @@ class SuperLink(Channel):
         self.folder.chmod(0o700)
         secret.write_bytes(secrets.token_bytes(32))
         secret.chmod(0o600)
-        tool = shutil.which("flower-superlink", path=str(Path(sys.executable).parent)) or "flower-superlink"
-        command = [tool, "--host", self.host, "--port", str(self.port), "--isolation", "process"]
+        command = [sys.executable, "-P", "-m", superlink_process.__name__, "--host", self.host, "--port", str(self.port)]
+        command += ["--isolation", "process"]
         command += ["--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
         if self.keys is None:
             command += ["--insecure"]
@@ -167,7 +179,7 @@ class SuperLink(Channel):
             command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self.keys.ca)]
             command += ["--ssl-certfile", str(self.keys.certificate), "--ssl-keyfile", str(self.keys.key)]
         log = self.folder / "superlink.log"
-        self.process = start(command, log, flower_environment(self.folder))
+        self.process = start(command, log, flower_environment(self.folder) | {superlink_process.SECRET_FILE: str(secret)})
         scheme, until = "http" if self.keys is None else "https", time.monotonic() + START_UP
         verify: Any = True if self.keys is None else ssl.create_default_context(cafile=str(self.keys.ca))
         while True:
@@ -190,8 +202,9 @@ class SuperLink(Channel):
 
     def _connected(self, kind: Any, *interceptors: Any) -> Any:
         component = RuntimeVersionHttpInterceptor(component_name="effuse")
+        operator = Operator(superlink_process.token((self.folder / "secret").read_bytes()))
         root = None if self.keys is None else self.keys.ca.read_bytes()
-        return kind.from_server_address(self.address, self.keys is None, root, [component, *interceptors])
+        return kind.from_server_address(self.address, self.keys is None, root, [component, operator, *interceptors])
 
     def _register_keys(self) -> dict[int, int]:
         """Register every client's key; the SuperLink answers with the number of the key's node."""
