@@ -179,6 +179,7 @@ def test_strangers_are_refused(deployment):
         foreign = deployment.site(0, "--data", "recipe", "--keys", str(other.keys))
         unknown = deployment.folder / "unknown"
         unknown.mkdir()
+        (unknown / "client.key").touch(0o600)
         (unknown / "client.key").write_bytes((other.keys / "client-3" / "client.key").read_bytes())
         (unknown / "ca.crt").write_bytes((deployment.keys / "server" / "ca.crt").read_bytes())
         stranger = deployment.site(1, "--data", "recipe", "--keys", str(unknown))

@@ -28,6 +28,8 @@ from effuse.core.spec import Spec, field_hints, spec, text
 from effuse.core.task import Task
 from effuse.core.workbench import SERVER
 
+MOST_ROUNDS = 100_000  # a rehearsal plays each of them, at a site too
+
 
 @spec
 class Evaluate(Spec):
@@ -49,7 +51,7 @@ class Recipe(Spec):
     model: Arch
     task: Task
     algorithm: Algorithm
-    rounds: PositiveInt
+    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
     evaluate: Evaluate = Evaluate()
     sampler: Sampler | None = None
     ema: Decay | None = None  # moving average of the delivered model over rounds; i of n weighs ~ ema^(n - i)

@@ -5,7 +5,8 @@ import ssl
 import stat
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from effuse.core.errors import FederationError
 from effuse.transport.flower import keys
@@ -47,6 +48,57 @@ def test_clients_are_known_by_their_keys(tmp_path):
         keys.ClientKeys(tmp_path / "server", 0)
     with pytest.raises(FederationError, match="is missing; give a server's keys"):
         keys.ServerKeys(tmp_path / "client-0")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_private_key_that_others_can_read_or_change_is_refused(mode, tmp_path):
+    keys.init(tmp_path, 1)
+    (tmp_path / "client-0" / "client.key").chmod(mode)
+    (tmp_path / "server" / "server.key").chmod(mode)
+    said = rf"can be read or changed by others \(mode {mode:o}\); run `chmod 600"
+    with pytest.raises(FederationError, match=said):
+        keys.ClientKeys(tmp_path, 0)
+    with pytest.raises(FederationError, match=said):
+        keys.ServerKeys(tmp_path)
+
+
+ENCRYPTED = serialization.BestAvailableEncryption(b"password")
+RSA = rsa.generate_private_key(65537, 2048)
+
+
+def pem(key, protection=serialization.NoEncryption()) -> bytes:  # noqa: B008
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"junk", b"\xff" * 100, pem(RSA), pem(ec.generate_private_key(ec.SECP384R1()), ENCRYPTED)],
+    ids=["empty", "text", "bytes", "rsa", "encrypted"],
+)
+def test_a_file_that_is_no_key_is_refused_in_a_sentence(content, tmp_path):
+    keys.init(tmp_path, 2)
+    for path, use in (
+        (tmp_path / "client-0" / "client.key", lambda: keys.ClientKeys(tmp_path, 0)),
+        (tmp_path / "server" / "server.key", lambda: keys.ServerKeys(tmp_path)),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(FederationError, match="is not an elliptic-curve private key without a password"):
+            use()
+    keys.init(tmp_path / "more", 2)
+    known = keys.ServerKeys(tmp_path / "more")
+    (known.folder / "clients" / "1.pub").write_bytes(content)
+    with pytest.raises(FederationError, match="1.pub is not an elliptic-curve public key named by a client's number"):
+        known.clients()
+
+
+@pytest.mark.parametrize("name", ["01", "x", "\N{SUPERSCRIPT TWO}", "-1"])
+def test_a_public_key_has_a_clients_number_for_a_name(name, tmp_path):
+    """`01` would be client 1 once more, and Python takes a superscript for a digit."""
+    keys.init(tmp_path, 2)
+    folder = tmp_path / "server" / "clients"
+    (folder / f"{name}.pub").write_bytes((folder / "0.pub").read_bytes())
+    with pytest.raises(FederationError, match="named by a client's number"):
+        keys.ServerKeys(tmp_path).clients()
 
 
 def test_terms_are_the_servers_own(tmp_path):

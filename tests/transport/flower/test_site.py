@@ -123,6 +123,12 @@ def test_names_that_cannot_be_shown_are_refused(words, tmp_path):
         assert str(refused.value).isprintable() and not site.shown
 
 
+def test_a_manifest_of_endless_rounds_is_refused_before_it_is_rehearsed(tmp_path):
+    recipe = resolved().saved() | {"rounds": "1000000000"}
+    with pytest.raises(RecipeError, match="rounds: 1000000000 is wrong, input should be less than or equal to 100000"):
+        what_leaves(site_at(tmp_path), Invitation("toy", recipe, ("dark", "light"), "", ""))
+
+
 def test_a_site_shows_control_characters_as_escapes(tmp_path):
     """In sentences, in errors whose words come from file names, and in the log."""
     site = site_at(tmp_path)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from effuse.core.errors import FederationError
-from effuse.core.files import writing
+from effuse.core.files import reading, writing
 from effuse.transport.flower.messages import Invitation
 
 DAYS = 3650
@@ -70,6 +70,7 @@ class ServerKeys:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "server" if (folder / "server").is_dir() else folder
         self.ca, self.certificate, self.key = (self._file(name) for name in ("ca.crt", "server.pem", "server.key"))
+        private_key(self.key)  # an unusable key is refused before anyone waits
 
     def _file(self, name: str) -> Path:
         return _existing(self.folder / name, "a server's keys", "effuse keys init")
@@ -78,17 +79,19 @@ class ServerKeys:
         """The public key of every client."""
         found: dict[int, ec.EllipticCurvePublicKey] = {}
         for path in self.folder.glob("clients/*.pub"):
-            public = serialization.load_ssh_public_key(path.read_bytes())
-            if not path.stem.isdigit() or not isinstance(public, ec.EllipticCurvePublicKey):
+            try:
+                public = serialization.load_ssh_public_key(path.read_bytes())
+            except (OSError, ValueError, UnsupportedAlgorithm):
+                public = None
+            named = path.stem.isascii() and path.stem.isdigit() and str(int(path.stem)) == path.stem
+            if not named or not isinstance(public, ec.EllipticCurvePublicKey):
                 raise FederationError(f"{path} is not an elliptic-curve public key named by a client's number; remove it")
             found[int(path.stem)] = public
         return found
 
     def sign(self, invitation: Invitation, run: int) -> Invitation:
         """The terms with this server's signature for this Flower run."""
-        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        signature = key.sign(_offer(invitation, run), SIGNING).hex()
+        signature = private_key(self.key).sign(_offer(invitation, run), SIGNING).hex()
         return dataclasses.replace(invitation, certificate=self.certificate.read_text(), signature=signature)
 
 
@@ -99,11 +102,7 @@ class ClientKeys:
         own = folder / f"client-{client}"
         self.folder = own if own.is_dir() else folder
         self.ca = _existing(self.folder / "ca.crt", "a client's keys", "the server's operator")
-        key = _existing(self.folder / "client.key", "a client's keys", "the server's operator")
-        loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise FederationError(f"{key} is not an elliptic-curve key; ask the server's operator for another")
-        self.private = loaded
+        self.private = private_key(_existing(self.folder / "client.key", "a client's keys", "the server's operator"))
 
     def verify(self, invitation: Invitation, run: int) -> None:
         """Refuse terms that the server did not sign: anyone who reaches a SuperLink can start a run on it."""
@@ -116,6 +115,21 @@ class ClientKeys:
             public.verify(bytes.fromhex(invitation.signature), _offer(invitation, run), SIGNING)
         except (ValueError, TypeError, AssertionError, InvalidSignature):
             raise FederationError("the terms are not signed by this federation's server") from None
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key, refused where others than its owner can read or change it."""
+    with reading(path):
+        mode, blob = path.stat().st_mode, path.read_bytes()
+    if mode & 0o077:
+        raise FederationError(f"{path} can be read or changed by others (mode {mode & 0o777:o}); run `chmod 600 {path}`")
+    try:
+        loaded = serialization.load_pem_private_key(blob, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        loaded = None
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise FederationError(f"{path} is not an elliptic-curve private key without a password; use the one that was made")
+    return loaded
 
 
 def _offer(invitation: Invitation, run: int) -> bytes:
