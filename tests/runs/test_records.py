@@ -10,6 +10,7 @@ from toy import toy_recipe
 import effuse
 from effuse.core.errors import RunError
 from effuse.core.metric import Measurement
+from effuse.core.recipe import read_manifest
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import Result, RoundRecord, Seconds, Sums, Traffic
 
@@ -78,6 +79,10 @@ def test_older_and_newer_files_are_read():
         ({"t": 1}, "runs/a/rounds.jsonl has no 'phase', which every version of effuse writes; restore it from a backup"),
         (ROUND.to_json() | {"seconds": 3.0}, "runs/a/rounds.jsonl: expected keys and values, not float"),
         ([], "runs/a/rounds.jsonl: expected keys and values, not list"),
+        (ROUND.to_json() | {"t": "4"}, "runs/a/rounds.jsonl: expected int, not str"),
+        (ROUND.to_json() | {"loss": True}, "runs/a/rounds.jsonl: expected float, not bool"),
+        (ROUND.to_json() | {"noted": [1]}, "runs/a/rounds.jsonl: expected dict, not list"),
+        (ROUND.to_json() | {"metrics": {"fid": "1"}}, "runs/a/rounds.jsonl: expected float, not str"),
     ],
 )
 def test_damaged_records_are_reported(found, words):
@@ -92,3 +97,27 @@ def test_a_run_gives_what_its_folder_holds(tmp_path):
     assert run.result.to_json() == json.loads((run.path / "result.json").read_text())
     lines = (run.path / "rounds.jsonl").read_text().splitlines()
     assert [record.to_json() for record in RunFolder(run.path).records()] == [json.loads(line) for line in lines]
+
+
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize("damage", ["", "{", "9" * 5000, NESTED, "\x00\xff"])
+def test_files_that_are_no_json_are_reported(tmp_path, damage):
+    """Empty, cut off, a number of too many digits, nested too deeply, and bytes of another kind of file."""
+    folder = RunFolder(tmp_path)
+    folder.result.write_bytes(damage.encode("latin-1"))
+    folder.rounds.write_bytes(json.dumps(ROUND.to_json()).encode() + b"\n" + damage.encode("latin-1") + b"\n")
+    with pytest.raises(RunError, match="result.json is damaged: .*; restore it from a backup"):
+        folder.read_result()
+    records = folder.each_record()
+    assert next(records) == ROUND
+    with pytest.raises(RunError, match="rounds.jsonl is damaged: .*; restore it from a backup"):
+        next(records)
+
+
+@pytest.mark.parametrize("damage", ["", "{", NESTED, "\x00\xff"])
+def test_manifests_that_are_no_json_are_reported(tmp_path, damage):
+    (tmp_path / "manifest.json").write_bytes(damage.encode("latin-1"))
+    with pytest.raises(RunError, match="manifest.json is not a manifest"):
+        read_manifest(tmp_path)

@@ -3,15 +3,17 @@
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
-from effuse.core.errors import RunError
+from effuse.core.errors import RunError, shown
 
 
 def write_atomically(path: Path, blob: bytes, wait: bool = True, mode: int = 0o666) -> None:
@@ -60,6 +62,14 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}; restore it from a backup, or check its permissions") from None
+
+
+def parsed(blob: bytes, where: object) -> Any:
+    """The JSON of a file, or of a line of one."""
+    try:
+        return json.loads(blob)
+    except (ValueError, RecursionError) as error:  # nested too deeply, or digits without end
+        raise RunError(f"{where} is damaged: {shown(str(error), 120)}; restore it from a backup") from None
 
 
 def disk_error(path: Path, error: OSError) -> RunError:

@@ -51,7 +51,7 @@ class Recipe(Spec):
     model: Arch
     task: Task
     algorithm: Algorithm
-    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+    rounds: Annotated[int, Field(gt=0, le=MOST_ROUNDS)]
     evaluate: Evaluate = Evaluate()
     sampler: Sampler | None = None
     ema: Decay | None = None  # moving average of the delivered model over rounds; i of n weighs ~ ema^(n - i)
@@ -180,7 +180,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """A run's manifest, from its folder or its file."""
     file = path / "manifest.json" if path.is_dir() else path
     try:
-        manifest = json.loads(file.read_text())
+        manifest = json.loads(file.read_bytes())
     except OSError as error:
         if path.is_dir() and not file.exists():
             raise RunError(f"{path} is not a run folder: it has no manifest.json") from None
@@ -188,7 +188,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             remedy = misspelt(path) or "give a run folder or the manifest.json in it"
             raise RunError(f"{path}: there is no such run folder or manifest; {remedy}") from None
         raise RunError(f"{file}: {error.strerror}; give a run folder or the manifest.json in it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{file} is not a manifest: {error}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("recipe"), dict):
         raise RecipeError(f"{file} is not a manifest: it has no recipe")

@@ -114,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds {type(value).__name__}, not an object of keys and values")

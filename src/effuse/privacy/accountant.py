@@ -99,7 +99,7 @@ def _solved(releases: tuple[Release, ...], budget: Budget) -> float:
     """A solved sigma, from a file named after everything that it depends on."""
     place = repr((releases, budget, GRID, TOLERANCE, importlib.metadata.version("dp-accounting")))
     path = cache_folder() / "sigma" / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # a damaged file counts as missing
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # a damaged file counts as missing
         saved = json.loads(path.read_text())
         if saved["of"] == place and saved["sigma"] > 0:
             return float(saved["sigma"])

@@ -12,7 +12,7 @@ from typing import Any
 import effuse
 from effuse.core.algorithm import Server
 from effuse.core.errors import EffuseError, FederationError, RunError, WireError
-from effuse.core.files import held, reading, sync_file, write_atomically, writing
+from effuse.core.files import held, parsed, reading, sync_file, write_atomically, writing
 from effuse.core.ledger import EVALUATION
 from effuse.core.message import message
 from effuse.core.model import Model
@@ -127,7 +127,9 @@ class RunFolder:
 
     def read_result(self) -> Result:
         """The result of a finished run."""
-        return Result.from_json(json.loads(self.result.read_text()), str(self.result))
+        with reading(self.result):
+            blob = self.result.read_bytes()
+        return Result.from_json(parsed(blob, self.result), str(self.result))
 
     def records(self) -> list[RoundRecord]:
         return list(self.each_record())
@@ -135,11 +137,10 @@ class RunFolder:
     def each_record(self) -> Iterator[RoundRecord]:
         """The lines of rounds.jsonl, one at a time to save memory."""
         if self.rounds.exists():
-            with open(self.rounds) as file:
+            with reading(self.rounds), open(self.rounds, "rb") as file:
                 # a last line without a newline is incomplete: it is being written, or the process was killed
-                yield from (
-                    RoundRecord.from_json(json.loads(line), str(self.rounds)) for line in file if line.endswith("\n")
-                )
+                whole = (line for line in file if line.endswith(b"\n"))
+                yield from (RoundRecord.from_json(parsed(line, self.rounds), str(self.rounds)) for line in whole)
 
     def save_checkpoint(self, checkpoint: Checkpoint, prepared: bool = False) -> None:
         """Write a checkpoint; that of a finished preparation also stays beside the later ones."""

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from effuse.core.errors import RunError
@@ -116,13 +116,27 @@ def made(found: Any, cls: type, where: str) -> Any:
 
 
 def _read(value: Any, hint: Any, where: str) -> Any:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        hint = next(h for h in typing.get_args(hint) if h is not type(None)) if value is not None else None
+    """A value of the type that a field declares."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and types.NoneType in args:
+            return None
+        options = [option for option in args if option is not types.NoneType]
+        return _read(value, options[0], where) if len(options) == 1 else _checked(value, options, where)
     if dataclasses.is_dataclass(hint):
         return made(value, hint, where)  # type: ignore[arg-type]
-    item = typing.get_args(hint)[-1] if typing.get_args(hint) else None
-    if dataclasses.is_dataclass(item):
-        return {key: made(v, item, where) for key, v in value.items()}  # type: ignore[arg-type]
+    if origin is list:
+        return [_read(item, args[0], where) for item in _checked(value, [list], where)]
+    if origin is not None:
+        return {key: _read(item, args[1], where) for key, item in _checked(value, [dict], where).items()}
+    return value if hint is Any else _checked(value, [hint], where)
+
+
+def _checked(value: Any, types_: Sequence[type], where: str) -> Any:
+    """The same value, if it has one of these types. An integer is a float too."""
+    if type(value) not in types_ and not (type(value) is int and float in types_):
+        names = " or ".join(kind.__name__ for kind in types_)
+        raise RunError(f"{where}: expected {names}, not {type(value).__name__}; restore it from a backup")
     return value
 
 

@@ -1,7 +1,6 @@
 """Audit a finished run: what it promised, what it memorised, and what attacks find."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -166,4 +165,4 @@ def kept_images(opened: Loaded, n: int | None) -> AuxiliarySet | None:
 def _ledger(run: Path) -> Any:
     """What the run's result says was spent on privacy."""
     path = run / "result.json"
-    return json.loads(path.read_text()).get("privacy") if path.exists() else None
+    return RunFolder(run).read_result().privacy if path.exists() else None

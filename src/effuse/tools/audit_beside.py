@@ -1,12 +1,12 @@
 """Two audits in one picture: memorisation scores and membership attacks, such as of a private run and a run that is not."""
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from effuse.core.errors import RunError
+from effuse.core.files import parsed
 from effuse.tools.audit_page import ATTACKS, COLOURS, WIDTH, document, histogram, table, within
 
 ROW, GAP = 18, 14  # of the picture of intervals: a run's line, and the space after an attack
@@ -17,10 +17,10 @@ def read_audit(run: Path) -> dict[str, Any]:
     """The report of a run that has been audited."""
     path = run / "audit" / "audit.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = parsed(path.read_bytes(), path)
     except FileNotFoundError:
         raise RunError(f"{run}: it has no audit; make one with `effuse audit {run}`") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RunError(f"{path} cannot be read: {error}; audit the run again") from None
     return found
 

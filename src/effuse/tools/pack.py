@@ -10,7 +10,7 @@ from typing import Any
 
 import effuse
 from effuse.core.errors import RunError
-from effuse.core.files import sync_file, write_atomically, writing
+from effuse.core.files import parsed, sync_file, write_atomically, writing
 from effuse.core.recipe import read_manifest
 from effuse.runs.folder import RunFolder
 
@@ -164,7 +164,7 @@ def read_index(path: Path) -> tuple[list[Piece], list[Piece], bool]:
     try:
         if path.stat().st_size > LARGEST_INDEX:
             raise RunError(f"{path} is too large to be the index of a pack")
-        index = json.loads(path.read_text())
+        index = parsed(path.read_bytes(), path)
         found = index["format"]
         files, parts, private = (index.get(key) for key in ("files", "parts", "private"))
     except FileNotFoundError:

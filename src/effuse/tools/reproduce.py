@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from effuse.core.errors import RecipeError, RunError, TrainingError
-from effuse.core.files import held, write_atomically, writing
+from effuse.core.files import held, parsed, write_atomically, writing
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.table import Cell, Table
 from effuse.recipes import find_recipe
@@ -190,7 +190,7 @@ class Reproduction:
     def _numbers(self, plan: Planned) -> tuple[dict[str, float], dict[str, Any]]:
         """The figures and metrics of a finished cell by name, and the other fields of its row."""
         if self.table.rehearsed:
-            saved = json.loads((plan.folder.path / CHECKED).read_text())
+            saved = parsed((file := plan.folder.path / CHECKED).read_bytes(), file)
             return saved["figures"], {f"{name}_sent": saved["traffic"][name]["total"] for name in ("parameters", "bytes")}
         result = plan.folder.read_result()
         found = {**(result.figures or {}), **{name: m.value for name, m in result.metrics.items()}}
@@ -204,7 +204,7 @@ class Reproduction:
         if not file.exists():
             return "missing"
         try:  # compare recipes, not text: an earlier release may lack newer keys
-            saved = Recipe.restore(json.loads(file.read_text())["recipe"])
+            saved = Recipe.restore(parsed(file.read_bytes(), file)["recipe"])
         except RecipeError:
             return "other"
         return "done" if saved == plan.recipe else "other"

@@ -23,7 +23,7 @@ from effuse.core.errors import (
     shown,
 )
 from effuse.core.federation import Order
-from effuse.core.files import held, write_atomically, writing
+from effuse.core.files import held, parsed, write_atomically, writing
 from effuse.core.grammar import clip
 from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
@@ -142,7 +142,7 @@ class Site:
         recipe = self.offered(invitation)
         pinned = self.folder / "manifest.json"
         if pinned.exists():
-            known, offered = json.loads(pinned.read_text())["digest"], invitation.digest
+            known, offered = parsed(pinned.read_bytes(), pinned)["digest"], invitation.digest
             if known != offered:
                 raise FederationError(
                     f"client {self.client} has agreed to the manifest {known[:MIN_DIGITS]} and not to "
