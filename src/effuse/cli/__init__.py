@@ -68,6 +68,7 @@ def main() -> None:
             list,
             pack,
             prune,
+            release,
             reproduce,
             resume,
             run,
