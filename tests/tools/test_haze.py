@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from effuse.core.metric import Images
-from effuse.runs.grid import grid_array
+from effuse.core.grid import grid_array
 
 TOOL = Path(__file__).parent.parent.parent / "tools" / "haze.py"
 found = importlib.util.spec_from_file_location("haze", TOOL)

@@ -1,6 +1,7 @@
 """Metrics of a model, and the protocol that every number carries."""
 
 import dataclasses
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from effuse.core.data import Dataset
 from effuse.core.errors import TrainingError
+from effuse.core.grid import grid_array, save_grid
 from effuse.core.message import message
 from effuse.core.spec import Spec, spec
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from effuse.core.machine import Machine
 
 Protocol: TypeAlias = dict[str, str | int | float | bool | None]
@@ -40,6 +44,28 @@ class Images:
 
     def first(self, n: int) -> "Images":
         return Images(self.pixels[:n], None if self.labels is None else self.labels[:n])
+
+    def grid(self) -> "Picture":
+        """All images in one PIL picture, with one row per class if there are labels."""
+        from PIL import Image
+
+        return Image.fromarray(grid_array(self))
+
+    def save(self, path: Path | str) -> None:
+        """Write the grid to a file."""
+        save_grid(self, Path(path))
+
+    def pil(self) -> "list[Picture]":
+        """Every image as a PIL picture."""
+        from PIL import Image
+
+        pixels = self.bytes().permute(0, 2, 3, 1).numpy()
+        return [Image.fromarray(own[:, :, 0] if own.shape[-1] == 1 else own) for own in pixels]
+
+    def _repr_png_(self) -> Any:
+        blob = io.BytesIO()
+        self.grid().save(blob, "png")
+        return blob.getvalue()
 
     def rows(self, chosen: Tensor) -> "Images":
         return Images(self.pixels[chosen], None if self.labels is None else self.labels[chosen])

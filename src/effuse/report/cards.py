@@ -7,12 +7,13 @@ from typing import Any
 from effuse.core.errors import shown
 from effuse.report.facts import Facts
 from effuse.report.scorecard import STATED, Contents, Line, Question
-from effuse.report.words import amount, number
+from effuse.report.words import amount, number, plural
 
+USE = {"purpose": "Purpose", "limits": "Not meant for", "contact": "Contact"}
 MARKS = {mark: f"\\{mark}" for mark in "\\`*_[]|#"} | {"<": "&lt;", ">": "&gt;"}
 
 
-def model_card(name: str, facts: Facts, held: Contents, stated: Mapping[str, str], private: Sequence[Line]) -> str:
+def model_card(name: str, facts: Facts, stated: Mapping[str, str], private: Sequence[Line]) -> str:
     """A model card, with the head that model hubs read."""
     result = facts.result
     assert result is not None  # only finished runs are released
@@ -25,10 +26,9 @@ def model_card(name: str, facts: Facts, held: Contents, stated: Mapping[str, str
         _list(
             [("Purpose", stated.get("purpose")), ("Not meant for", stated.get("limits")), ("Contact", stated.get("contact"))]
         ),
-        "`model/` opens with diffusers where it is a denoiser, else with effuse." if held.model else "",
+        "`model/` opens with diffusers where it is a denoiser, else with effuse.",
         "## Training",
-        f"{facts.rounds} rounds, {result.images:,} training images seen, {amount(result.traffic.bytes.total)} sent, "
-        f"{result.parameters:,} parameters.",
+        f"{plural(facts.rounds, 'round')}, {amount(result.traffic.bytes.total)} sent, {result.parameters:,} parameters.",
         _table(["key", "value"], facts.recipe.items()),
         "## Measured at the end of training",
         _table(["metric", "value", "protocol"], numbers) if numbers else "Nothing was measured.",
@@ -49,19 +49,19 @@ def data_sheet(
         f"# Data sheet of {plain(name)}",
         "Every image here was drawn by a network. None is a photograph or a scan of anybody.",
         "## Motivation",
-        _list([("Purpose", stated.get("purpose")), ("Contact", stated.get("contact"))]),
+        _list(USE, stated),
         "## Composition",
         size if held.images else "No images.",
         _table(["class", "images"], counts) if counts else "The images have no labels.",
         "## How it was made",
         f"{facts.algorithm} trained the generator with {facts.count('clients')} clients. The model card has every setting.",
-        _list([("Real images that it was trained on", stated.get("source")), ("Legal basis", stated.get("basis"))]),
+        _list({"source": "Real images that it was trained on", "basis": "Legal basis"}, stated),
         "## Quality",
         *(f"### {q.name}\n\n{q.asked}\n\n{_lines(q.lines)}" for q in questions),
         "## Not measured",
         "\n".join(f"- {plain(words)}" for words in missing) or "Nothing that is asked above.",
-        "## Use",
-        _list([("Not meant for", stated.get("limits")), ("Licence", stated.get("license"))]),
+        "## Licence",
+        plain(stated.get("license") or STATED),
     )
 
 
@@ -75,8 +75,8 @@ def _page(head: Mapping[str, Any] | None, *parts: str) -> str:
     return top + "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _list(items: Iterable[tuple[str, str | None]]) -> str:
-    return "\n".join(f"- {what}: {plain(value) if value else STATED}" for what, value in items)
+def _list(items: Mapping[str, str], stated: Mapping[str, str]) -> str:
+    return "\n".join(f"- {what}: {plain(stated.get(key) or STATED)}" for key, what in items.items())
 
 
 def _lines(lines: Sequence[Line]) -> str:

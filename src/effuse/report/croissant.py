@@ -36,6 +36,7 @@ def croissant(
 ) -> dict[str, Any]:
     """The metadata of a folder's files, as JSON-LD."""
     assert facts.result is not None
+    source = stated.get("source") or STATED
     who = f"{facts.count('clients')} clients by {facts.algorithm}"
     return {
         "@context": CONTEXT,
@@ -54,13 +55,13 @@ def croissant(
         "rai:dataCollectionType": ["Others"],
         "rai:dataLimitations": stated.get("limits") or STATED,
         "rai:dataBiases": "Classes and subgroups that few sites have may be drawn worse. The data sheet has the figures.",
-        "rai:personalSensitiveInformation": f"The generator was trained on: {stated.get('source') or STATED}.",
+        "rai:personalSensitiveInformation": f"The generator was trained on: {source}.",
         "rai:dataUseCases": stated.get("purpose") or STATED,
         "rai:dataReleaseMaintenancePlan": stated.get("contact") or STATED,
         "prov:wasGeneratedBy": {"@type": "prov:Activity", "prov:label": f"trained with {who}, then drawn"},
         "prov:wasDerivedFrom": {
             "@type": "prov:Entity",
-            "prov:label": f"weights with SHA-256 {facts.result.weights_sha256}; real images: {stated.get('source') or STATED}",
+            "prov:label": f"weights with SHA-256 {facts.result.weights_sha256}; real images: {source}",
         },
         "distribution": [_file(folder, place) for place in files],
         "recordSet": [_records(held)] if TABLE in files else [],

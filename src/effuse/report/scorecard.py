@@ -10,7 +10,7 @@ from typing import Any
 
 from effuse.core.metric import Measurement
 from effuse.report.facts import Facts
-from effuse.report.words import number
+from effuse.report.words import number, plural
 
 MISSING = "not measured"
 STATED = "not stated"
@@ -50,7 +50,6 @@ class Contents:
     side: int = 0
     channels: int = 0
     files: Sequence[str] = ()  # data files, relative to the folder
-    model: bool = False
 
 
 def scorecard(
@@ -188,7 +187,11 @@ def _compliance(facts: Facts, stated: Mapping[str, str]) -> tuple[Line, ...]:
 
 def _comprehension(facts: Facts, stated: Mapping[str, str]) -> tuple[Line, ...]:
     return (
-        Line("training", f"{facts.algorithm}, {facts.count('clients')} clients, {facts.rounds} rounds", "the model card"),
+        Line(
+            "training",
+            f"{facts.algorithm}, {facts.count('clients')} clients, {plural(facts.rounds, 'round')}",
+            "the model card",
+        ),
         Line("purpose", stated.get("purpose") or STATED),
         Line("not meant for", stated.get("limits") or STATED),
         Line("contact", stated.get("contact") or STATED),

@@ -15,6 +15,7 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.files import cache_folder, write_atomically
+from effuse.core.grid import save_grid
 from effuse.core.machine import Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.model import Model
@@ -24,7 +25,6 @@ from effuse.core.spec import text
 from effuse.core.workbench import SERVER, Workbench
 from effuse.fast import machine_for
 from effuse.runs.folder import RunFolder
-from effuse.runs.grid import save_grid
 from effuse.runs.records import plain
 from effuse.runs.save import load
 from effuse.transport.device import pick_device

@@ -17,12 +17,12 @@ from effuse.core.algorithm import fields_of
 from effuse.core.capabilities import Draws
 from effuse.core.errors import RunError
 from effuse.core.files import write_atomically, writing
+from effuse.core.grid import save_grid
 from effuse.core.metric import Images
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.sampler import Sampler
 from effuse.core.spec import text
 from effuse.runs.folder import RunFolder
-from effuse.runs.grid import save_grid
 from effuse.runs.save import Loaded
 
 FORMATS = ("grid", "imagefolder", "npz", "parquet")

@@ -20,10 +20,10 @@ from effuse.report.croissant import croissant, digest
 from effuse.report.facts import Facts, read_facts
 from effuse.report.html import document, paragraph, section, table
 from effuse.report.html import text as as_text
-from effuse.report.public import shareable
+from effuse.report.public import measurement, shareable
 from effuse.report.scorecard import Contents, Line, Question, not_measured, privacy, scorecard
 from effuse.runs.evaluation import Evaluator
-from effuse.runs.grid import save_grid
+from effuse.core.grid import save_grid
 from effuse.runs.records import plain
 from effuse.runs.save import Loaded, load
 from effuse.tasks.denoise import Denoise
@@ -84,7 +84,7 @@ def release(
     questions = scorecard(facts, measured, held, said)
     missing = not_measured(questions, promise)
     documents = {
-        "model_card.md": model_card(name, facts, held, said, promise),
+        "model_card.md": model_card(name, facts, said, promise),
         "data_sheet.md": data_sheet(name, facts, held, said, questions, missing),
         "report.html": _report(name, held, questions, promise, missing),
         "report.json": _json({"name": name, "stated": said, **_numbers(questions, promise, measured, missing)}),
@@ -135,7 +135,8 @@ def _measure(opened: Loaded, images: Images, metrics: Sequence[Metric] | None) -
     if not len(test):
         return {}
     bench = Workbench(opened.machine, recipe.task, recipe.rounds)
-    return Evaluator(recipe, train, test, bench, cache_folder()).evaluate_images(images)
+    found = Evaluator(recipe, train, test, bench, cache_folder()).evaluate_images(images)
+    return {name: measurement(m) for name, m in found.items()}
 
 
 def _provenance(facts: Facts, origin: str, opened: Loaded, seed: int) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def _write_images(images: Images, to: Path, provenance: dict[str, Any]) -> list[
 
 def _contents(images: Images | None, facts: Facts, files: Sequence[str]) -> Contents:
     if images is None:
-        return Contents(model=True)
+        return Contents()
     counts: dict[str, int] = {}
     if images.labels is not None:
         classes = facts.manifest.get("classes")
@@ -172,7 +173,7 @@ def _contents(images: Images | None, facts: Facts, files: Sequence[str]) -> Cont
             [str(c) for c in classes] if isinstance(classes, list) and len(classes) >= top else list(map(str, range(top)))
         )
         counts = {c: int((images.labels == i).sum()) for i, c in enumerate(named)}
-    return Contents(len(images), counts, images.pixels.shape[-1], images.pixels.shape[1], files, model=True)
+    return Contents(len(images), counts, images.pixels.shape[-1], images.pixels.shape[1], files)
 
 
 def _report(
@@ -193,7 +194,7 @@ def _report(
         ),
         *(section(q.name, paragraph(q.asked), rows(q.lines)) for q in questions),
         section("Privacy", rows(promise)),
-        section("Not measured", *(paragraph(words) for words in missing)),
+        section("Not measured", table([[words] for words in missing])),
     ]
     return document(f"Release report: {name}", parts)
 
