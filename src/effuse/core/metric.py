@@ -5,7 +5,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -128,6 +128,11 @@ class Metric(Spec, ABC):
     def samples(self) -> int:
         """The number of generated images that it needs."""
         return getattr(self, "n", 0)
+
+    def of_samples(self, n: int) -> Self:
+        """The same metric of that many generated images."""
+        changes: dict[str, Any] = {"n": n}  # every metric that measures samples has this field
+        return dataclasses.replace(self, **changes)
 
     def ready(self, outlook: Outlook) -> None:
         """Raise early what `measure` would raise later: for a missing file, or a model without labels."""

@@ -1,7 +1,7 @@
 """Another metric for each class, or for each subgroup of the images, such as one sex or one age band."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ class ByClass(Metric, name="by_class"):
     def real(self) -> bool:  # type: ignore[override]
         return self.of.real
 
+    def of_samples(self, n: int) -> Self:
+        return dataclasses.replace(self, of=self.of.of_samples(n))
+
     def ready(self, outlook: Outlook) -> None:
         self.of.ready(outlook)
         if self.samples and not outlook.conditional:
@@ -46,8 +49,7 @@ class ByClass(Metric, name="by_class"):
                 n = len(part.samples(n))
                 if n < 2:
                     raise RecipeError(f"by_class: {n} of {self.samples} samples are of {name!r}; raise n of {metric.name}")
-                sized: dict[str, int] = {"n": n}
-                metric = dataclasses.replace(metric, **sized)  # type: ignore[arg-type]
+                metric = metric.of_samples(n)
             for key, measured in metric.measure(part).items():
                 protocol = measured.protocol | {"subgroup": name, "test images": len(part.test)}
                 found[f"{key}_of_{name}"] = dataclasses.replace(measured, protocol=protocol)

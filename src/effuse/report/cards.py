@@ -23,9 +23,7 @@ def model_card(name: str, facts: Facts, stated: Mapping[str, str], private: Sequ
         f"# {plain(name)}",
         f"Trained by {facts.algorithm} with {facts.count('clients')} clients, whose images stayed with them.",
         "## Use",
-        _list(
-            [("Purpose", stated.get("purpose")), ("Not meant for", stated.get("limits")), ("Contact", stated.get("contact"))]
-        ),
+        _list(USE, stated),
         "`model/` opens with diffusers where it is a denoiser, else with effuse.",
         "## Training",
         f"{plural(facts.rounds, 'round')}, {amount(result.traffic.bytes.total)} sent, {result.parameters:,} parameters.",

@@ -161,10 +161,7 @@ def _constraints(held: Contents) -> tuple[Line, ...]:
 
 
 def _complete(held: Contents) -> tuple[Line, ...]:
-    lines = [
-        Line("files", ", ".join(held.files) or "no images"),
-        Line("model", "included" if held.model else "not included"),
-    ]
+    lines = [Line("files", ", ".join([*held.files, "model/"]))]
     if held.by_class:
         fewest = min(held.by_class, key=lambda name: held.by_class[name])
         lines.append(Line("classes", str(len(held.by_class))))

@@ -117,7 +117,7 @@ class Evaluator:
 
     def _limited_to(self, images: Images) -> tuple[Metric, ...]:
         """The recipe's metrics of samples, limited to the number of images."""
-        return tuple(_limited(m, len(images)) for m in self.recipe.evaluate.metrics if m.samples)
+        return tuple(m.of_samples(min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
 
     def evaluate_clients(
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
@@ -152,11 +152,6 @@ class Evaluator:
         for name, m in self.measure(pool, None, self._limited_to(pool)).items():
             found[f"{name}_pooled"] = replace(m, protocol=m.protocol | {"clients": len(shares)})
         return found, digests
-
-
-def _limited(metric: Metric, images: int) -> Metric:
-    changes: dict[str, Any] = {"n": min(metric.samples, images)}  # every metric that measures samples has this field
-    return replace(metric, **changes)
 
 
 def in_turn(shares: list[Images]) -> Images:

@@ -12,6 +12,7 @@ import effuse
 from effuse.core.capabilities import Draws, Personal
 from effuse.core.errors import MissingError, RunError
 from effuse.core.files import cache_folder, write_atomically, writing
+from effuse.core.grid import save_grid
 from effuse.core.metric import Images, Measurement, Metric
 from effuse.core.spec import text
 from effuse.core.workbench import Workbench
@@ -23,7 +24,6 @@ from effuse.report.html import text as as_text
 from effuse.report.public import measurement, shareable
 from effuse.report.scorecard import Contents, Line, Question, not_measured, privacy, scorecard
 from effuse.runs.evaluation import Evaluator
-from effuse.core.grid import save_grid
 from effuse.runs.records import plain
 from effuse.runs.save import Loaded, load
 from effuse.tasks.denoise import Denoise
