@@ -77,6 +77,7 @@ def main() -> None:
             run,
             sample,
             serve,
+            worth,
         )
 
         code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
