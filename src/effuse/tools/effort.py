@@ -26,8 +26,9 @@ def effort(recipe: Recipe, shard: Shard, fed: Rehearsal, client_bytes: int, mode
     kept = 3 * client_bytes / recipe.clients + model.params.nbytes
     private = any(trained.solver.privacy for trained in recipe.algorithm.trains(recipe))
     longer = "; private steps take two to four times as long" if private else ""
+    work = f"{steps:,.0f} steps of {seconds:.2g} s{longer}"
     return (
-        f"on this machine: about {steps * seconds / 3600:.2g} hours of training ({steps:,.0f} steps of {seconds:.2g} s{longer}), "
+        f"on this machine: about {steps * seconds / 3600:.2g} hours of training ({work}), "
         f"{held / 1e9:.2g} GB of memory, {kept / 1e6:,.0f} MB of disk"
     )
 

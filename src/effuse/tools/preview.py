@@ -40,7 +40,7 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     lines += spending(planned, site.client, ledger)
     if recipe.budget is not None:
         lines.append(
-            "a person with images at another site too is promised the sum of both sites' epsilons, not the larger one"
+            "a person with images at another site too is promised the sum of both sites' epsilons"
         )
     if ledger is not None and recipe.budget is not None:
         try:
