@@ -39,9 +39,7 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     ledger = site.ledger(recipe, invitation)
     lines += spending(planned, site.client, ledger)
     if recipe.budget is not None:
-        lines.append(
-            "a person with images at another site too is promised the sum of both sites' epsilons"
-        )
+        lines.append("a person with images at another site too is promised the sum of both sites' epsilons")
     if ledger is not None and recipe.budget is not None:
         try:
             ledger.foresee("this run", planned.releases(site.client))
