@@ -13,6 +13,7 @@ HOUSE = ROOT.parent.parent
 ORDER = [
     "cli",
     "tools",
+    "report",
     "runs",
     "transport",
     "recipes",

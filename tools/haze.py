@@ -25,7 +25,7 @@ from effuse.data.idx import MNIST
 from effuse.metrics.distances import frechet, kernel_distance, moments
 from effuse.metrics.encoders import Inception, stored
 from effuse.metrics.tones import apart, shares
-from effuse.runs.grid import MARGIN, SHOWN_SIDE
+from effuse.core.grid import MARGIN, SHOWN_SIDE
 
 SIDE, BORDER = 28, 3
 

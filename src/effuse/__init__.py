@@ -8,7 +8,12 @@
     run = effuse.resume("runs/a")               # after an interruption
     run.metrics, run.weights_sha256, run.path
     run.result.traffic.bytes.total              # the fields of `result` are the keys of result.json
-    effuse.load("runs/a").sample(64).pixels     # 64 x C x H x W in [-1, 1]
+    run = effuse.Run("runs/a")                  # any run folder; a notebook shows it
+    run.rounds, run.clients                     # pandas frames, or lists of records where pandas is missing
+    run.plot("loss").save("loss.svg")           # a curve over rounds, or over="bytes"
+    run.report(public=True)                     # its page, as `effuse report` writes it
+    images = effuse.load("runs/a").sample(64)   # images.pixels: 64 x C x H x W in [-1, 1]
+    images.grid().show(), images.save("64.png")    # one picture, as PIL has it, or as a file
 
 Nested keys are changed as on the command line: `recipe.changed(["algorithm.local.lr=1e-3"])`.
 """
@@ -25,7 +30,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 __version__ = "0.2.0.dev0"
-__all__ = ["Display", "check", "load", "recipe", "resume", "run"]
+__all__ = ["Display", "Run", "check", "load", "recipe", "resume", "run"]
 
 
 def __getattr__(name: str) -> Any:

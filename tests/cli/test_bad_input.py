@@ -486,7 +486,7 @@ TYPED = {
     "run demo --engine flwoer": "RecipeError: no engine 'flwoer'; valid: simulator, loopback, flower",
     "run demo --device gpu": "RecipeError: no device 'gpu'; valid: auto, cpu, cuda",
     "sample run -n 0": "Invalid value for '-n': 0 is not in the range x>=1",
-    "sample run --format foo": "RecipeError: --format foo: expected one of grid, imagefolder, npz",
+    "sample run --format foo": "RecipeError: --format foo: expected one of grid, imagefolder, npz, parquet",
     "list zzz": "RecipeError: nothing is called 'zzz'; `effuse list` shows every name",
     "list fedporx": "RecipeError: nothing is called 'fedporx'; did you mean fedprox or ",
 }

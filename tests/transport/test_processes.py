@@ -69,8 +69,10 @@ def have_ended(pids: list[int], patience: float = 20.0) -> bool:
 
 def lines(folder):
     """rounds.jsonl without the keys that depend on time, encoding or the number of processes."""
-    dropped = ("seconds", "traffic", "at_a_time")
-    return [{k: v for k, v in record.to_json().items() if k not in dropped} for record in RunFolder(folder).records()]
+    dropped = ("seconds", "traffic", "at_a_time", "clients")
+    records = [record.to_json() for record in RunFolder(folder).records()]
+    losses = [{k: own.get("loss") for k, own in record.get("clients", {}).items()} for record in records]
+    return [{k: v for k, v in record.items() if k not in dropped} for record in records], losses
 
 
 @pytest.mark.parametrize(

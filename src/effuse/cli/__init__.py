@@ -60,6 +60,7 @@ def main() -> None:
             audit,
             bound,
             check,
+            compare,
             evaluate,
             export,
             join,
@@ -67,12 +68,16 @@ def main() -> None:
             ledger,
             list,
             pack,
+            partition,
             prune,
+            release,
+            report,
             reproduce,
             resume,
             run,
             sample,
             serve,
+            worth,
         )
 
         code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)

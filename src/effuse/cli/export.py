@@ -15,7 +15,7 @@ from effuse.tools.export import FORMATS, export_auxiliary, require_empty
 @app.command()
 def export(
     run: RunPath,
-    format: Annotated[str, typer.Option(help="Output format: grid, imagefolder or npz.")] = "npz",
+    format: Annotated[str, typer.Option(help="Output format: grid, imagefolder, npz or parquet.")] = "npz",
     out: Annotated[
         Path | None, typer.Option(help="The file or folder to write; by default RUN/exports/auxiliary-FORMAT.")
     ] = None,

@@ -7,6 +7,7 @@ import typer
 from effuse.cli import app
 from effuse.cli.options import Json, Profiled, Quiet, RunPath, Workers
 from effuse.cli.progress import tell, watched
+from effuse.report.writer import Reporting
 from effuse.runs import driver
 from effuse.runs.profile import profiled
 
@@ -24,5 +25,5 @@ def resume(
 ) -> None:
     """Continue RUN from its last checkpoint; the result is the same as without the interruption."""
     with watched(run, as_json, quiet) as observer, profiled(run, profile) as spans:
-        result = driver.resume(run, device=device, workers=workers, observer=observer)
+        result = driver.resume(run, device=device, workers=workers, observer=Reporting(observer))
     tell(result, run, spans, as_json, quiet)

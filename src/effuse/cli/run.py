@@ -12,6 +12,7 @@ from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeNam
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.core.files import write_atomically
+from effuse.report.writer import Reporting
 from effuse.runs import driver
 from effuse.runs.folder import RunFolder
 from effuse.runs.profile import profiled
@@ -50,7 +51,7 @@ def run(
     if seeds is None:
         folder = out or new_folder(name)
         with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
-            result = driver.begin(wanted, folder, name=name, **options, observer=observer).complete()
+            result = driver.begin(wanted, folder, name=name, **options, observer=Reporting(observer)).complete()
         tell(result, folder, spans, as_json, quiet)
         return
     if seed is not None:
@@ -65,9 +66,9 @@ def run(
     for n, (changed, folder) in planned.items():
         with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
             if n in begun:
-                results[n] = driver.resume(folder, observer=observer)
+                results[n] = driver.resume(folder, observer=Reporting(observer))
             else:
-                results[n] = driver.run(changed, folder, name=name, **options, observer=observer)
+                results[n] = driver.run(changed, folder, name=name, **options, observer=Reporting(observer))
         tell(results[n], folder, spans, False, as_json or quiet)
     names = next(iter(results.values())).metrics
     spread = {name: _spread([r.metrics[name].value for r in results.values()]) for name in names}

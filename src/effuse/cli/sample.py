@@ -23,7 +23,7 @@ from effuse.transport.device import pick_device
 def sample(
     run: RunPath,
     n: Annotated[int, typer.Option("-n", min=1, help="Number of images.")] = 100,
-    format: Annotated[str, typer.Option(help="Output format: grid, imagefolder or npz.")] = "grid",
+    format: Annotated[str, typer.Option(help="Output format: grid, imagefolder, npz or parquet.")] = "grid",
     out: Annotated[Path | None, typer.Option(help="The file or folder to write; by default in RUN/exports.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     label: Annotated[int | None, typer.Option(help="Draw this class only.")] = None,

@@ -11,6 +11,7 @@ from effuse.cli.options import Clients, Device, Json, Quiet, Rounds, Seed, Setti
 from effuse.cli.progress import tell, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import Recipe, read_manifest
+from effuse.report.writer import Reporting
 from effuse.runs import driver
 from effuse.runs.folder import RunFolder
 from effuse.tools.notebook import new_folder
@@ -91,7 +92,7 @@ def serve(
     again += f" --images {images}" * (images is not None)
     with watched(folder, as_json, quiet, f"{again} --resume", warnings) as observer:
         if begun:
-            result = driver.resume(folder, observer=observer, served=engine)
+            result = driver.resume(folder, observer=Reporting(observer), served=engine)
         else:
-            result = driver.run(wanted, folder, name=name, device=device, observer=observer, served=engine)
+            result = driver.run(wanted, folder, name=name, device=device, observer=Reporting(observer), served=engine)
     tell(result, folder, None, as_json, quiet)

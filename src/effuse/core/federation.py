@@ -63,6 +63,9 @@ class Federation(ABC):
         self.held = 0  # the most bytes of replies that a reduction has held at once
         self.losses: list[tuple[float, float]] = []  # (loss, weight) that clients reported in this round
         self.updates: dict[int, Seen] = {}  # of this round, where clients are watched
+        self.reported: dict[int, float] = {}  # the last loss of each client in this round
+        self.seconds: dict[int, float] = {}  # of each client's work in this round; at a remote one, until its answers came
+        self.silent: set[int] = set()  # clients that gave an order of this round no answer that could be used
         self.noted: dict[str, Any] = {}  # what the algorithm records of this round
         self.memo: dict[str, Any] = {}  # what a server program computes once per process; not saved
         self.on_reply: Callable[[int, Any], None] = lambda client, reply: None
@@ -88,6 +91,7 @@ class Federation(ABC):
     def begin(self, t: int, federated: int) -> None:
         """Open a round."""
         self.t, self.federated, self.losses, self.noted, self.updates = t, federated, [], {}, {}
+        self.reported, self.seconds, self.silent = {}, {}, set()
         self._call = 0
         self.workbench.begin(self._address("round", 0, SERVER), federated)
 
@@ -196,6 +200,7 @@ class Federation(ABC):
             yield
         except Exception as error:
             self.reject(client, error)
+            self.silent.add(client)
 
     def reject(self, client: int, error: Exception) -> None:
         """A reply cannot be used. On one machine that is a fault, and ends the run."""
@@ -285,11 +290,20 @@ class Federation(ABC):
                 if snapshot is not None:
                     self.snapshots[client] = snapshot
                 self.received.record(carried[client], client)
-                self.report_loss(getattr(reply, "loss", None), getattr(reply, "weight", 1.0))
+                self.report_loss(loss := getattr(reply, "loss", None), getattr(reply, "weight", 1.0))
+                if loss is not None:
+                    self.reported[client] = loss
                 self.on_reply(client, reply)
             yield client, reply
             del reply  # free it before the next one is made
+        if not self.evaluated:
+            self.silent |= self._busy & carried.keys()
         self._busy -= carried.keys()  # silent clients owe no answer any more
+
+    def spent(self, client: int, seconds: float) -> None:
+        """Record a client's time, unless it is being evaluated."""
+        if not self.evaluated:
+            self.seconds[client] = self.seconds.get(client, 0.0) + seconds
 
     def report_loss(self, loss: float | None, weight: float) -> None:
         """Record a loss for the display and the round's line; that of a reply with a `loss` is recorded automatically."""

@@ -1,20 +1,24 @@
 """Metrics of a model, and the protocol that every number carries."""
 
 import dataclasses
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from effuse.core.data import Dataset
 from effuse.core.errors import TrainingError
+from effuse.core.grid import grid_array, save_grid
 from effuse.core.message import message
 from effuse.core.spec import Spec, spec
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from effuse.core.machine import Machine
 
 Protocol: TypeAlias = dict[str, str | int | float | bool | None]
@@ -40,6 +44,28 @@ class Images:
 
     def first(self, n: int) -> "Images":
         return Images(self.pixels[:n], None if self.labels is None else self.labels[:n])
+
+    def grid(self) -> "Picture":
+        """All images in one PIL picture, with one row per class if there are labels."""
+        from PIL import Image
+
+        return Image.fromarray(grid_array(self))
+
+    def save(self, path: Path | str) -> None:
+        """Write the grid to a file."""
+        save_grid(self, Path(path))
+
+    def pil(self) -> "list[Picture]":
+        """Every image as a PIL picture."""
+        from PIL import Image
+
+        pixels = self.bytes().permute(0, 2, 3, 1).numpy()
+        return [Image.fromarray(own[:, :, 0] if own.shape[-1] == 1 else own) for own in pixels]
+
+    def _repr_png_(self) -> Any:
+        blob = io.BytesIO()
+        self.grid().save(blob, "png")
+        return blob.getvalue()
 
     def rows(self, chosen: Tensor) -> "Images":
         return Images(self.pixels[chosen], None if self.labels is None else self.labels[chosen])
@@ -102,6 +128,11 @@ class Metric(Spec, ABC):
     def samples(self) -> int:
         """The number of generated images that it needs."""
         return getattr(self, "n", 0)
+
+    def of_samples(self, n: int) -> Self:
+        """The same metric of that many generated images."""
+        changes: dict[str, Any] = {"n": n}  # every metric that measures samples has this field
+        return dataclasses.replace(self, **changes)
 
     def ready(self, outlook: Outlook) -> None:
         """Raise early what `measure` would raise later: for a missing file, or a model without labels."""

@@ -110,6 +110,26 @@ class Validation(Source):
 
 
 @spec
+class Renumbered(Source):
+    """A site's own images with the class numbers of a federation; the site need not have images of every class."""
+
+    of: Source
+    classes: tuple[str, ...]
+
+    def load(self, split: Split) -> Dataset:
+        return relabelled(self.of.load(split), self.classes)
+
+
+def relabelled(data: Dataset, classes: tuple[str, ...]) -> Dataset:
+    """The same images with the federation's class numbers."""
+    unknown = [name for name in data.classes if name not in classes]
+    if unknown:
+        raise DataError(f"the federation has no class '{unknown[0]}'; its classes: {', '.join(classes)}")
+    numbers = torch.tensor([classes.index(name) for name in data.classes])
+    return dataclasses.replace(data, labels=numbers[data.labels], classes=classes)
+
+
+@spec
 class Union(Source):
     """Several sources of the same classes and, after transforms, the same shape; each source is a domain."""
 

@@ -111,6 +111,8 @@ def begin(
         sources = {"trained": trained, "warm": warm}
         more = {"classes": train.classes} | {key: str(path) for key, path in sources.items() if path is not None}
         folder.create(recipe, name, kind, chosen.type, workers, digests, **more)
+        if shards:
+            folder.write_split(shards)
         if trained is not None:
             folder.inherit(RunFolder(trained))
         observer, make = observer or Observer(), served or ENGINES[engine]

@@ -15,6 +15,7 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.files import cache_folder, write_atomically
+from effuse.core.grid import save_grid
 from effuse.core.machine import Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.model import Model
@@ -24,7 +25,6 @@ from effuse.core.spec import text
 from effuse.core.workbench import SERVER, Workbench
 from effuse.fast import machine_for
 from effuse.runs.folder import RunFolder
-from effuse.runs.grid import save_grid
 from effuse.runs.records import plain
 from effuse.runs.save import load
 from effuse.transport.device import pick_device
@@ -117,7 +117,7 @@ class Evaluator:
 
     def _limited_to(self, images: Images) -> tuple[Metric, ...]:
         """The recipe's metrics of samples, limited to the number of images."""
-        return tuple(_limited(m, len(images)) for m in self.recipe.evaluate.metrics if m.samples)
+        return tuple(m.of_samples(min(m.samples, len(images))) for m in self.recipe.evaluate.metrics if m.samples)
 
     def evaluate_clients(
         self, fed: Federation, server: Server, model: Model, pictures: Path, average: bool = False
@@ -152,11 +152,6 @@ class Evaluator:
         for name, m in self.measure(pool, None, self._limited_to(pool)).items():
             found[f"{name}_pooled"] = replace(m, protocol=m.protocol | {"clients": len(shares)})
         return found, digests
-
-
-def _limited(metric: Metric, images: int) -> Metric:
-    changes: dict[str, Any] = {"n": min(metric.samples, images)}  # every metric that measures samples has this field
-    return replace(metric, **changes)
 
 
 def in_turn(shares: list[Images]) -> Images:

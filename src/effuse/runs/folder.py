@@ -5,12 +5,13 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import effuse
 from effuse.core.algorithm import Server
+from effuse.core.data import Shard
 from effuse.core.errors import EffuseError, FederationError, RunError, WireError
 from effuse.core.files import held, parsed, reading, sync_file, write_atomically, writing
 from effuse.core.ledger import EVALUATION
@@ -19,7 +20,7 @@ from effuse.core.model import Model
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.spec import field_hints, text
 from effuse.core.wire import decode, encode
-from effuse.runs.records import Result, RoundRecord
+from effuse.runs.records import Result, RoundRecord, Split
 from effuse.runs.release import versions
 from effuse.transport.state import MARKS, SEALS, Snapshots, bound_to, damaged, saved_by_another, sealed
 
@@ -60,6 +61,10 @@ class RunFolder:
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def split(self) -> Path:
+        return self.path / "partition.json"
 
     @property
     def digest(self) -> str:
@@ -119,6 +124,18 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+    def write_split(self, shards: Sequence[Shard]) -> None:
+        """Write who holds what, for reports."""
+        write_atomically(self.split, json.dumps(split_of(shards).to_json()).encode() + b"\n")
+
+    def read_split(self) -> Split | None:
+        """Who holds what; None where that is not known here."""
+        if not self.split.exists():
+            return None
+        with reading(self.split):
+            blob = self.split.read_bytes()
+        return Split.from_json(parsed(blob, self.split), str(self.split))
 
     def append(self, record: RoundRecord) -> None:
         """Add a line to rounds.jsonl."""
@@ -260,6 +277,13 @@ class RunFolder:
         for folder in (self.path, self.path / "checkpoints", self.path / "server", *self.path.glob("clients/*")):
             for partial in folder.glob(".*.partial"):
                 partial.unlink(missing_ok=True)
+
+
+def split_of(shards: Sequence[Shard]) -> Split:
+    """How many images of each class, and how many groups, every client holds."""
+    groups = [(own.dataset.groups, own.rows) for own in shards]
+    counted = [len(every[rows].unique()) for every, rows in groups if every is not None] or None
+    return Split([own.histogram for own in shards], counted)
 
 
 def _damaged(path: Path, error: WireError) -> str:

@@ -58,6 +58,22 @@ class Seconds(Record):
     total: float
 
 
+@dataclasses.dataclass(frozen=True)
+class ClientRecord(Record):
+    """What is known of one client in a round."""
+
+    loss: float | None = None  # the last that it reported
+    seconds: float | None = None  # of its work; of a remote client, until its answers came
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(Record):
+    """partition.json: who holds what in a run whose clients are all on this machine."""
+
+    labels: list[list[int]]  # of each client, its images of each class
+    groups: list[int] | None = None  # of each client, the number of its groups, such as patients
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundRecord(Record):
     """A line of rounds.jsonl."""
@@ -73,6 +89,8 @@ class RoundRecord(Record):
     gpu_bytes: int | None = None
     noted: Mapping[str, Any] | None = None  # facts that the algorithm adds
     updates: Mapping[str, Mapping[str, float | None]] | None = None  # of each remote client: weight, loss, norm, cosine
+    clients: Mapping[str, ClientRecord] | None = None
+    silent: list[int] | None = None  # clients that gave no answer that could be used
     metrics: Mapping[str, float] | None = None  # None where the model was not evaluated
     traffic: Traffic
 

@@ -30,7 +30,7 @@ from effuse.models.cut import Cuttable
 from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import Checkpoint, RunFolder
 from effuse.runs.observer import Observer
-from effuse.runs.records import Result, RoundRecord, Seconds, Traffic, made, plain
+from effuse.runs.records import ClientRecord, Result, RoundRecord, Seconds, Traffic, made, plain
 from effuse.runs.save import save_model, weights_digest
 from effuse.transport.context import Engine, EngineContext
 from effuse.transport.plan import Plan
@@ -243,8 +243,11 @@ class Run:
         if self.machine.device.type == "cuda":
             about["gpu_bytes"] = torch.cuda.max_memory_reserved()
             torch.cuda.reset_peak_memory_stats()
-        updates = {str(client): seen for client, seen in self.fed.updates.items()} or None
-        return about | {"at_a_time": self.fed.at_a_time, "noted": self.fed.noted or None, "updates": updates}
+        fed = self.fed
+        about["updates"] = {str(client): seen for client, seen in fed.updates.items()} or None
+        answered = sorted(fed.reported.keys() | fed.seconds.keys())
+        about["clients"] = {str(k): ClientRecord(fed.reported.get(k), fed.seconds.get(k)) for k in answered} or None
+        return about | {"at_a_time": fed.at_a_time, "noted": fed.noted or None, "silent": sorted(fed.silent) or None}
 
     def _evaluate(self, server: Server, federated: int, over: bool) -> None:
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from effuse.core.data import Dataset, Shard
 from effuse.core.files import write_atomically, writing
+from effuse.core.grid import MARGIN, grid_array
 from effuse.core.metric import Images
 from effuse.core.model import Model
 from effuse.core.privacy import Budget
@@ -25,7 +26,6 @@ from effuse.machines.eager import Eager
 from effuse.privacy.membership import dp_bound, judged
 from effuse.privacy.memorisation import ALPHA, FLAGGED
 from effuse.privacy.one_run import audited, guesses_by_rule
-from effuse.runs.grid import MARGIN, grid_array
 from effuse.tools.audit_numbers import Attacked, Canaries, Guessed, Measured, Memorised, Target, measured, pooled
 from effuse.tools.audit_page import page
 

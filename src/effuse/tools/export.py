@@ -5,6 +5,7 @@ import io
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from effuse.core.algorithm import fields_of
 from effuse.core.capabilities import Draws
 from effuse.core.errors import RunError
 from effuse.core.files import write_atomically, writing
+from effuse.core.grid import save_grid
 from effuse.core.metric import Images
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.sampler import Sampler
 from effuse.core.spec import text
 from effuse.runs.folder import RunFolder
-from effuse.runs.grid import save_grid
 from effuse.runs.save import Loaded
 
-FORMATS = ("grid", "imagefolder", "npz")
+FORMATS = ("grid", "imagefolder", "npz", "parquet")
 # a name without dots stays in the export folder and differs from its files; 60 letters of any alphabet fit in 255 bytes
 FOLDER_NAME = re.compile(r"\w([\w ,=+()'-]{0,58}[\w)])?")
 
@@ -46,7 +47,7 @@ def export(
         "batches": seeds,  # plain diffusers draws the same batches from their torch seeds
         "arithmetic": opened.machine.arithmetic,  # in bf16 the same images up to rounding
     }
-    return _written(images, form, where, provenance)
+    return write(images, form, where, provenance)
 
 
 def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
@@ -63,7 +64,7 @@ def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
     labelled = all(arch.conditional for arch, _ in algorithm.drawn_from(recipe))
     sampler = getattr(algorithm, "sampler", None)  # images need not come from a sampler
     provenance = _made(run, recipe) | {"sampler": None if sampler is None else text(sampler), "auxiliary": len(found)}
-    return _written(found.images(labelled), form, where, provenance, found.origin.tolist()), len(found)
+    return write(found.images(labelled), form, where, provenance, found.origin.tolist()), len(found)
 
 
 def auxiliary_of(run: Path) -> AuxiliarySet | None:
@@ -85,7 +86,8 @@ def _made(run: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _written(images: Images, form: str, where: Path, provenance: dict[str, Any], origin: list[int] | None = None) -> Path:
+def write(images: Images, form: str, where: Path, provenance: dict[str, Any], origin: list[int] | None = None) -> Path:
+    """Write images with their provenance in one of the formats; returns the path."""
     if form == "grid":
         path = _named(where, ".png")
         save_grid(images, path)
@@ -104,11 +106,50 @@ def _written(images: Images, form: str, where: Path, provenance: dict[str, Any],
         np.savez_compressed(buffer, **arrays, provenance=np.array(json.dumps(provenance)))
         write_atomically(path, buffer.getvalue())
         return path
+    if form == "parquet":
+        path = _named(where, ".parquet")
+        write_atomically(path, _table(images, provenance, origin))
+        return path
     require_empty(where)
     with writing(where):
         _folder(images, where, origin, provenance["classes"])
     _note(where / "provenance.json", provenance)
     return where
+
+
+def _table(images: Images, provenance: dict[str, Any], origin: list[int] | None) -> bytes:
+    """A Parquet file of PNG images, labels and origins, which `datasets` reads with the names of the classes."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise RunError("--format parquet needs the package pyarrow; run pip install 'effuse[release]'") from None
+
+    columns: dict[str, Any] = {"image": [{"bytes": png, "path": None} for png in pngs(images)]}
+    kinds: dict[str, Any] = {"image": pa.struct([("bytes", pa.binary()), ("path", pa.string())])}
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    if images.labels is not None:
+        columns["label"], kinds["label"] = images.labels.tolist(), pa.int64()
+        named = [str(name) for name in provenance["classes"] or ()] or [str(i) for i in range(max(columns["label"]) + 1)]
+        features["label"] = {"_type": "ClassLabel", "names": named}
+    if origin is not None:
+        columns["client"], kinds["client"] = origin, pa.int64()
+        features["client"] = {"_type": "Value", "dtype": "int64"}
+    notes = {"huggingface": {"info": {"features": features}}, "provenance": provenance}
+    schema = pa.schema(list(kinds.items()), metadata={key: json.dumps(value) for key, value in notes.items()})
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=schema), buffer)
+    return buffer.getvalue()
+
+
+def pngs(images: Images) -> Iterator[bytes]:
+    """Every image as a PNG file."""
+    from PIL import Image
+
+    for image in images.bytes().permute(0, 2, 3, 1).numpy():
+        buffer = io.BytesIO()
+        Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(buffer, "PNG")
+        yield buffer.getvalue()
 
 
 def require_empty(where: Path) -> None:
@@ -123,17 +164,14 @@ def _named(path: Path, suffix: str) -> Path:
 
 
 def _folder(images: Images, where: Path, origin: list[int] | None, classes: object) -> None:
-    from PIL import Image
-
     where.mkdir(parents=True, exist_ok=True)
-    pixels = images.bytes().permute(0, 2, 3, 1).numpy()
     labels = ["images"] * len(images) if images.labels is None else images.labels.tolist()
     folders = class_folders(classes, max(labels, default=0) + 1) if images.labels is not None else {"images": "images"}
     names = []
-    for i, (image, label) in enumerate(zip(pixels, labels)):
+    for i, (png, label) in enumerate(zip(pngs(images), labels)):
         path = where / folders[label] / f"{i:06d}.png"
         path.parent.mkdir(exist_ok=True)
-        Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).save(path)
+        path.write_bytes(png)
         names.append((f"{folders[label]}/{path.name}", label, *([] if origin is None else [origin[i]])))
     head = ("file", "label", *([] if origin is None else ["client"]))
     with open(where / "labels.csv", "w", newline="") as file:

@@ -1,6 +1,5 @@
 """The commands as Python functions: `effuse.run("demo", rounds=2)`, `effuse.load(run).sample(64)`; see `help(effuse)`."""
 
-import dataclasses
 import re
 import time
 from pathlib import Path
@@ -9,29 +8,14 @@ from typing import Any
 from effuse.core.recipe import Recipe
 from effuse.core.spec import text
 from effuse.recipes import find_recipe
+from effuse.report.run import Run
+from effuse.report.writer import Reporting
 from effuse.runs import driver
 from effuse.runs.observer import Observer
-from effuse.runs.records import Result
 from effuse.runs.save import load
 from effuse.tools import check as rehearsal
 
-__all__ = ["Finished", "check", "load", "recipe", "resume", "run"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """A finished run: its folder and its result, whose fields are the keys of result.json."""
-
-    path: Path
-    result: Result
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        return {name: m.value for name, m in self.result.metrics.items()}
-
-    @property
-    def weights_sha256(self) -> str:
-        return self.result.weights_sha256
+__all__ = ["Run", "check", "load", "recipe", "resume", "run"]
 
 
 def recipe(source: str | Recipe, **changes: Any) -> Recipe:
@@ -55,7 +39,7 @@ def run(
     warm: Path | str | None = None,
     observer: Observer | None = None,
     **changes: Any,
-) -> Finished:
+) -> Run:
     """Run a recipe, by name or as an object, with any of its keys changed: `effuse.run("demo", rounds=2, seed=1)`.
 
     `observer=effuse.Display()` shows the progress, as the command line does. `warm`: a run whose preparation to take over.
@@ -63,19 +47,21 @@ def run(
     name, chosen = _named(recipe, changes)
     folder = new_folder(name) if out is None else Path(out)
     options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers}
-    with observer or Observer() as watching:
+    with Reporting(observer or Observer()) as watching:
         run = driver.begin(
             chosen, folder, name=name, **options, warm=None if warm is None else Path(warm), observer=watching
         )
-        return Finished(folder, run.complete())
+        run.complete()
+    return Run(folder)
 
 
 def resume(
     run: Path | str, *, device: str | None = None, workers: int | None = None, observer: Observer | None = None
-) -> Finished:
+) -> Run:
     """Continue a run from its last checkpoint; a finished run returns its result."""
-    with observer or Observer() as watching:
-        return Finished(Path(run), driver.resume(Path(run), device=device, workers=workers, observer=watching))
+    with Reporting(observer or Observer()) as watching:
+        driver.resume(Path(run), device=device, workers=workers, observer=watching)
+    return Run(Path(run))
 
 
 def _named(source: str | Recipe, changes: dict[str, Any]) -> tuple[str, Recipe]:

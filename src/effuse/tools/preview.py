@@ -8,7 +8,9 @@ from effuse.core.errors import EffuseError
 from effuse.core.ledger import EVALUATION, TRAINING, Account
 from effuse.core.message import is_message, message_hints
 from effuse.core.model import Model
+from effuse.fast import machine_for
 from effuse.tools.check import rehearse
+from effuse.tools.effort import effort
 from effuse.transport.flower.guarded import spending
 from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Site
@@ -21,7 +23,8 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     recipe = site.offered(invitation)
     shard = site.shard(recipe, invitation.classes)
     fed = Rehearsal(recipe, [shard] * recipe.clients)
-    rehearse(recipe, fed, hollow_model(recipe))
+    model = hollow_model(recipe)
+    _, _, _, client_bytes = rehearse(recipe, fed, model)
     lines = [f"manifest {invitation.name}@{invitation.digest}", *(f"  {k}={v}" for k, v in invitation.recipe.items())]
     lines.append(f"client {site.client} would train on {site.counted(shard)}")
     lines.append(f"what would leave this site (client {site.client}, {len(shard)} images here) in {recipe.rounds} rounds:")
@@ -35,6 +38,8 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     planned = site.planned(recipe, shard)
     ledger = site.ledger(recipe, invitation)
     lines += spending(planned, site.client, ledger)
+    if recipe.budget is not None:
+        lines.append("a person with images at another site too is promised the sum of both sites' epsilons")
     if ledger is not None and recipe.budget is not None:
         try:
             ledger.foresee("this run", planned.releases(site.client))
@@ -42,6 +47,7 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
             lines.append(f"this site would refuse it: {error}")
     randomness = "known to the server" if recipe.reproducible else "mixed with this site's secret"
     lines.append(f"nothing else leaves, neither images nor their names; this site's randomness is {randomness}")
+    lines.append(effort(recipe, shard, fed, client_bytes, model, machine_for(recipe, site.device)))
     return lines
 
 

@@ -14,6 +14,8 @@ from effuse.core.files import held, parsed, write_atomically, writing
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.table import Cell, Table
 from effuse.recipes import find_recipe
+from effuse.report.compare import table_page
+from effuse.report.writer import Reporting, save
 from effuse.runs import driver
 from effuse.runs.folder import RunFolder
 from effuse.runs.observer import Observer
@@ -90,6 +92,7 @@ class Reproduction:
 
     def _complete(self, plan: Planned, device: str, observer: Observer | None) -> None:
         name, path = plan.cell.name, plan.folder.path
+        observer = Reporting(observer or Observer())
         try:
             if self._state(plan)[0] == "failed":
                 pass  # it would fail again; remove its folder to repeat it
@@ -133,7 +136,9 @@ class Reproduction:
     def _save(self) -> None:
         """Write the table's present state to its folder."""
         with held(self.out / ".lock", wait=True):  # or this could overwrite a newer table of another process
-            write_atomically(self.out / "table.json", (json.dumps(self.report(), indent=2) + "\n").encode())
+            report = self.report()
+            write_atomically(self.out / "table.json", (json.dumps(report, indent=2) + "\n").encode())
+            save(self.out / "table.html", table_page(report), private=False)
 
     def report(self, only: str | None = None) -> dict[str, Any]:
         """Every cell of the table, or those that `only` selects, whether run or not."""

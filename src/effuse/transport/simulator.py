@@ -1,5 +1,6 @@
 """The simulator: every client in this process, nothing serialised."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,9 +46,16 @@ class InProcess(Federation):
 
     def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
         """Do a job for every client, several at a time where there are several workers."""
+
+        def timed(worker: Any, client: int) -> T:
+            began = time.monotonic()
+            answer = job(worker, client)
+            self.spent(client, time.monotonic() - began)
+            return answer
+
         if len(self.workers) == 1:
-            return ((client, job(self.worker, client)) for client in clients)
-        return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
+            return ((client, timed(self.worker, client)) for client in clients)
+        return in_slots(timed, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
 
     def protect(self, protections: Mapping[int, Protection]) -> None:
         """Give the clients and the server what protects their private data."""

@@ -122,6 +122,7 @@ def test_a_dry_run_says_what_a_run_would_cost(tmp_path):
     ledger = "ledger.jsonl: epsilon 0 charged so far, 50 with this run (delta 0.001); this site's cap is 50"
     assert f"ledger {tmp_path}/{ledger}" in shown
     assert "would refuse" not in shown
+    assert "promised the sum of both sites' epsilons" in shown and "private steps take two to four times as long" in shown
     narrow = site_at(tmp_path / "site", limit=Limit(1.0, ledger=tmp_path / "ledger.jsonl"))
     assert "this site would refuse it: this run would cost epsilon" in "\n".join(what_leaves(narrow, invitation))
     simulated = Site(tmp_path / "simulated", 0, None, Consent(), "cpu", print)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import stat
 
 import pytest
@@ -277,6 +278,9 @@ def test_a_dry_run_shows_what_would_leave_and_agrees_with_the_rehearsal(tmp_path
     assert f"to train: 2 messages, {2 * n} parameters, {8 * n} bytes" in shown
     assert "Update(model: a model (network, parameters, buffers), weight: float, loss: float or nothing)" in shown
     assert "mixed with this site's secret" in shown
+    steps = recipe.rounds * recipe.algorithm.local.steps_on(len(ToyImages().load("train")))
+    said = rf"on this machine: about [\d.e-]+ hours of training \({steps} steps of [\d.e-]+ s\), [\d.e-]+ GB"
+    assert re.search(said, shown)
     assert not (tmp_path / "manifest.json").exists()  # a dry run agrees to nothing
 
 

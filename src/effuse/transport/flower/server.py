@@ -284,6 +284,7 @@ class Flower(Federation):
             else:
                 self._inbox.put(_file_name(pending.orders[client]), packet)
             pending.arrived.add(client)
+            self.spent(client, time.monotonic() - pending.began)
         elif packet.kind == REFUSAL:
             self._reject(pending, client, reason_of(packet))
         else:

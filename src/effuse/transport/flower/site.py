@@ -29,6 +29,7 @@ from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
 from effuse.core.workbench import Client
+from effuse.data.sources import relabelled
 from effuse.fast import machines_for
 from effuse.privacy.ledger import Ledger
 from effuse.privacy.noise import KEY_BYTES
@@ -318,15 +319,6 @@ def refuse_images(recipe: Recipe, train: Dataset) -> None:
 
 def _colours(channels: int) -> str:
     return f"{channels} channel{'s' * (channels > 1)}"
-
-
-def relabelled(data: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """The same images with the federation's class numbers; a site need not have images of every class."""
-    unknown = [name for name in data.classes if name not in classes]
-    if unknown:
-        raise DataError(f"the federation has no class '{unknown[0]}'; its classes: {', '.join(classes)}")
-    numbers = torch.tensor([classes.index(name) for name in data.classes])
-    return dataclasses.replace(data, labels=numbers[data.labels], classes=classes)
 
 
 def described(head: bytes) -> str:

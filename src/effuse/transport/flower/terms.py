@@ -32,7 +32,8 @@ class OpenOrders:
 
     def __init__(self, job: Job, orders: dict[int, Order], packets: dict[int, Packet], deadline: float) -> None:
         self.job, self.orders, self.packets = job, orders, packets
-        self.until = time.monotonic() + deadline
+        self.began = time.monotonic()
+        self.until = self.began + deadline
         self.sent_to: dict[int, Connection] = {}  # client -> the connection that its order was last sent over
         self.tickets: dict[str, int] = {}  # -> client; an order may be sent more than once, and the first answer counts
         self.arrived: set[int] = set()

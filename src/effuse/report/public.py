@@ -1,0 +1,60 @@
+"""What a public page leaves out: where files lie, and every single client."""
+
+import dataclasses
+import re
+from typing import Any
+
+from effuse.core.metric import Measurement
+from effuse.report.facts import Facts
+from effuse.report.heat import suppressed
+from effuse.runs.records import RoundRecord
+
+QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+HIDDEN = "'...'"
+KEPT = ("effuse", "name", "engine", "device", "created", "versions", "classes")  # of a manifest
+
+
+def shareable(facts: Facts) -> Facts:
+    """The same facts without single clients, small counts, names of files, and what an audit of private images found.
+
+    The number of images trained goes too: beside the counts that are told, a sum would tell a single one that is not.
+    """
+    result, manifest = facts.result, {key: facts.manifest[key] for key in KEPT if key in facts.manifest}
+    manifest["recipe"] = {key: hidden(value, key == "data") for key, value in facts.recipe.items()}
+    if result is not None:
+        spent = result.privacy and {k: v for k, v in result.privacy.items() if k != "clients"}
+        metrics = {name: measurement(m) for name, m in result.metrics.items()}
+        traffic = dataclasses.replace(result.traffic, clients=None, edges=None, evaluation=None)
+        result = dataclasses.replace(result, metrics=metrics, privacy=spent, traffic=traffic, images=0)
+    return dataclasses.replace(
+        facts,
+        manifest=manifest,
+        records=[_record(record) for record in facts.records],
+        result=result,
+        split=facts.split and suppressed(facts.split),
+        evaluation={name: measurement(m) for name, m in facts.evaluation.items()},
+        audit=None,
+        public=True,
+    )
+
+
+def hidden(value: str, data: bool = False) -> str:
+    """A value of the grammar without names of files: of data no quoted word, elsewhere none with a slash."""
+
+    def instead(found: re.Match[str]) -> str:
+        return HIDDEN if data or "/" in found[0] or "\\" in found[0] else found[0]
+
+    return QUOTED.sub(instead, value)
+
+
+def measurement(m: Measurement) -> Measurement:
+    """The same number without names of files, and without single clients' numbers."""
+    protocol: dict[str, Any] = {k: hidden(v, k == "data") if isinstance(v, str) else v for k, v in m.protocol.items()}
+    return dataclasses.replace(m, protocol=protocol, clients=None)
+
+
+def _record(record: RoundRecord) -> RoundRecord:
+    alone = len(record.traffic.clients or ()) < 2  # its mean loss is then one client's
+    traffic = dataclasses.replace(record.traffic, clients=None, edges=None, evaluation=None)
+    nothing: dict[str, Any] = dict.fromkeys(("noted", "updates", "clients", "silent"))
+    return dataclasses.replace(record, traffic=traffic, loss=None if alone else record.loss, images=0, **nothing)
