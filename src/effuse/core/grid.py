@@ -36,7 +36,7 @@ def grid_array(images: "Images", columns: int | None = None) -> np.ndarray:
 
 
 def _by_class(labels: torch.Tensor) -> tuple[list[int], int]:
-    """The place of every image, counted along the rows, and the columns: a row for each class, or more if classes are few."""
+    """The place of every image along the rows, and the columns: a row for each class, or more if classes are few."""
     present, inverse, counts = labels.unique(return_inverse=True, return_counts=True)
     most = int(counts.max()) if len(counts) else 1
     rows = max(1, round(math.sqrt(most / max(1, len(present)))))  # of each class, so that the picture is nearly square
