@@ -89,3 +89,13 @@ def test_an_observer_is_entered_and_left(tmp_path):
     with pytest.raises(ZeroDivisionError), writer.Reporting(Watched()):
         raise ZeroDivisionError
     assert seen == ["in", ZeroDivisionError]
+
+
+def test_every_event_is_passed_on():
+    """Those of `Observer` that pages do not need reach the inner one themselves."""
+    inner = Heard()
+    outer = writer.Reporting(inner)
+    events = [name for name in vars(Observer) if not name.startswith("_")]
+    assert {"phase", "replied", "said"} <= set(events)
+    for name in set(events) - {"started", "closed", "finished"}:
+        assert getattr(outer, name) == getattr(inner, name)

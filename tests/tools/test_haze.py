@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from effuse.core.metric import Images
 from effuse.core.grid import grid_array
+from effuse.core.metric import Images
 
 TOOL = Path(__file__).parent.parent.parent / "tools" / "haze.py"
 found = importlib.util.spec_from_file_location("haze", TOOL)
