@@ -148,7 +148,7 @@ def test_two_audits_in_one_picture(effuse, trained):
     damaged = trained / "open/audit/audit.json"
     before = damaged.read_text()
     damaged.write_text(before[:100])
-    assert "cannot be read" in effuse(f"audit {trained}/private --against {trained}/open").sentence
+    assert "is damaged" in effuse(f"audit {trained}/private --against {trained}/open").sentence
     damaged.write_text(before)
 
 
