@@ -141,3 +141,11 @@ def test_two_checkouts_train_in_turns():
     (row,) = measured("two_checkouts.py", here, here)["rows"]
     assert (row["network"], row["variant"], len(row["ratios"])) == ("digits", "eager", 3)
     assert row["ratio"] == sorted(row["ratios"])[1] > 0
+
+
+@ITSELF
+def test_a_page_is_written_and_opened():
+    """A small run, and the demo with two rounds: a page after each, and one at the end."""
+    found = measured("report.py")
+    assert found["page_mb"] > 0.1 and found["write_seconds"] > 0
+    assert 2 <= found["demo"]["pages"] <= 3 and found["demo"]["share"] > 0

@@ -20,12 +20,12 @@ from PIL import Image
 from torch import Tensor
 
 from effuse.core.errors import EffuseError
+from effuse.core.grid import MARGIN, SHOWN_SIDE
 from effuse.core.metric import Subject
 from effuse.data.idx import MNIST
 from effuse.metrics.distances import frechet, kernel_distance, moments
 from effuse.metrics.encoders import Inception, stored
 from effuse.metrics.tones import apart, shares
-from effuse.core.grid import MARGIN, SHOWN_SIDE
 
 SIDE, BORDER = 28, 3
 

@@ -17,7 +17,7 @@ from effuse.tools.check import check
 def test_help_shows_the_public_functions():
     page = pydoc.plain(pydoc.render_doc(effuse))
     named = set(re.findall(r"effuse\.(\w+)\(", effuse.__doc__))
-    assert named == {"Display", "check", "load", "recipe", "resume", "run"} == set(effuse.__all__)
+    assert named == {"Display", "Run", "check", "load", "recipe", "resume", "run"} == set(effuse.__all__)
     for name in named:
         assert getattr(effuse, name).__doc__.splitlines()[0] in page
 

@@ -10,7 +10,7 @@ from effuse.report.facts import Facts, grids_of, rank
 from effuse.report.html import Cell, document, paragraph, picture, section, table, text
 from effuse.report.words import amount, duration, number
 
-PICTURES = 8_000_000  # bytes of pictures in a page
+PICTURES = 5_000_000  # bytes of pictures in a page
 FALLS = ("fid", "kid", "loss")  # metrics of which less is better
 
 

@@ -76,11 +76,11 @@ def scrolled(inner: str, name: str) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{text(name)}">\n{inner}\n</div>'
 
 
-def _cell(cell: object, right: bool) -> str:
-    kind = "n" if right and _number(cell) else "long" if right and len(str(cell)) > LONG else ""
+def _cell(cell: object, sortable: bool) -> str:
+    kind = "n" if sortable and _number(cell) else "long" if sortable and len(str(cell)) > LONG else ""
     value = cell.value if isinstance(cell, Cell) else cell if isinstance(cell, int) else None
     shown = f"{cell:,}" if isinstance(cell, int) else cell
-    attributes = (f' class="{kind}"' if kind else "") + ("" if value is None else f' data-v="{value!r}"')
+    attributes = (f' class="{kind}"' if kind else "") + (f' data-v="{value!r}"' if sortable and value is not None else "")
     return f"<td{attributes}>{text(shown)}</td>"
 
 

@@ -10,7 +10,7 @@ from effuse.report.html import Cell, document, embedded, paragraph, picture, sec
 from effuse.report.people import clients
 from effuse.report.words import amount, duration, number, plural
 
-PICTURES = 8_000_000  # bytes of pictures in a page
+PICTURES = 5_000_000  # bytes of pictures in a page
 CHARTS = 12  # metrics that are drawn; the others are in the table
 OWN = (
     "This page has facts about single clients. Keep it where the run is kept. "

@@ -10,6 +10,7 @@ from effuse.report.heat import suppressed
 from effuse.runs.records import RoundRecord
 
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+PATH = re.compile(r"[^\s'\",;()\[\]]*[/\\][^'\",;()\[\]]*")  # outside of quotes
 HIDDEN = "'...'"
 KEPT = ("effuse", "name", "engine", "device", "created", "versions", "classes")  # of a manifest
 
@@ -20,6 +21,7 @@ def shareable(facts: Facts) -> Facts:
     The number of images trained goes too: beside the counts that are told, a sum would tell a single one that is not.
     """
     result, manifest = facts.result, {key: facts.manifest[key] for key in KEPT if key in facts.manifest}
+    manifest |= {"name": hidden(facts.name)}
     manifest["recipe"] = {key: hidden(value, key == "data") for key, value in facts.recipe.items()}
     if result is not None:
         spent = result.privacy and {k: v for k, v in result.privacy.items() if k != "clients"}
@@ -39,12 +41,12 @@ def shareable(facts: Facts) -> Facts:
 
 
 def hidden(value: str, data: bool = False) -> str:
-    """A value of the grammar without names of files: of data no quoted word, elsewhere none with a slash."""
+    """A value of a recipe or protocol without names of files: of data no quoted word, elsewhere nothing with a slash."""
 
     def instead(found: re.Match[str]) -> str:
         return HIDDEN if data or "/" in found[0] or "\\" in found[0] else found[0]
 
-    return QUOTED.sub(instead, value)
+    return PATH.sub("...", QUOTED.sub(instead, value))
 
 
 def measurement(m: Measurement) -> Measurement:

@@ -55,6 +55,9 @@ class Reporting(Observer):
         self.inner = inner
         self.folder: RunFolder | None = None
         self.written, self.cost = 0.0, 0.0
+        for event in vars(Observer).keys() - vars(Reporting).keys():  # those that pages do not need
+            if not event.startswith("_"):
+                setattr(self, event, getattr(inner, event))
 
     def __enter__(self) -> Self:
         self.inner.__enter__()
@@ -66,15 +69,6 @@ class Reporting(Observer):
     def started(self, recipe: Recipe, folder: str, first: int, meter: Meter, traffic: int) -> None:
         self.folder = RunFolder(Path(folder))
         self.inner.started(recipe, folder, first, meter, traffic)
-
-    def phase(self, words: str) -> None:
-        self.inner.phase(words)
-
-    def replied(self, t: int, client: int, loss: float | None) -> None:
-        self.inner.replied(t, client, loss)
-
-    def said(self, words: str) -> None:
-        self.inner.said(words)
 
     def closed(self, record: RoundRecord) -> None:
         self.inner.closed(record)

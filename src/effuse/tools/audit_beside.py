@@ -7,7 +7,8 @@ from typing import Any
 
 from effuse.core.errors import RunError
 from effuse.core.files import parsed
-from effuse.tools.audit_page import ATTACKS, COLOURS, WIDTH, document, histogram, table, within
+from effuse.report.html import document, table
+from effuse.tools.audit_page import ATTACKS, COLOURS, WIDTH, histogram, within
 
 ROW, GAP = 18, 14  # of the picture of intervals: a run's line, and the space after an attack
 LABELS = 210  # pixels for the attacks' names
@@ -103,7 +104,9 @@ def intervals(attacks: Sequence[str], found: Mapping[str, Mapping[str, Mapping[s
             marks.append(f'<line x1="{low}" x2="{high}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
             marks.append(f'<circle class="{kind}" cx="{value}" cy="{y}" r="4" fill="{colour}"/>')
     bottom = top + each * len(attacks)
-    marks.append(f'<line x1="{x(0.5):.1f}" x2="{x(0.5):.1f}" y1="{top}" y2="{bottom}" stroke="#222" stroke-dasharray="4"/>')
+    marks.append(
+        f'<line x1="{x(0.5):.1f}" x2="{x(0.5):.1f}" y1="{top}" y2="{bottom}" stroke="currentColor" stroke-dasharray="4"/>'
+    )
     for area in (0.0, 0.25, 0.5, 0.75, 1.0):
         marks.append(f'<text x="{x(area):.1f}" y="{bottom + 14}" text-anchor="middle">{area:g}</text>')
     height = bottom + 36

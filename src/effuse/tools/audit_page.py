@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from effuse.report.html import document, table
+
 WIDTH, HEIGHT = 720, 260  # of the histogram's plane
 LEFT, TOP, BOTTOM = 48, 24, 44
 COLOURS = {"generated": "#3b6ea5", "held_out": "#c2661d", "other": "#4f8f3a"}
@@ -17,11 +19,6 @@ ATTACKS = {
 }
 ACCOUNTANTS = {"pld": "privacy loss distributions (pld)", "rdp": "Renyi divergences (rdp)"}
 UNITS = {"image": "an image", "group": "all images of one group, such as a patient"}
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 800px; margin: 2em auto; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; } th, td { text-align: left; padding: .2em 1.2em .2em 0; border-bottom: 1px solid #ddd; }
-svg { max-width: 100%; height: auto; } .error { border: 2px solid #b00020; padding: .5em 1em; }
-"""
 
 
 def page(report: Mapping[str, Any]) -> str:
@@ -44,17 +41,6 @@ def page(report: Mapping[str, Any]) -> str:
         "" if report["clients"] is None else clients(report["clients"]),
     ]
     return document(title, parts)
-
-
-def document(title: str, parts: Sequence[str]) -> str:
-    """An HTML document without scripts, which loads nothing."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(filter(None, parts))
-        + "\n</body>\n</html>\n"
-    )
 
 
 def promise(promised: Mapping[str, Any] | None) -> str:
@@ -192,13 +178,6 @@ def within(estimate: Mapping[str, float], form: str = ".3f") -> str:
     return f"{estimate['value']:{form}} ({estimate['low']:{form}} to {estimate['high']:{form}})"
 
 
-def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """Rows of text."""
-    top = "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>\n" if head else ""
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>\n{top}{body}\n</table>"
-
-
 def histogram(
     edges: Sequence[float], series: Mapping[str, Sequence[int]], threshold: float, names: Mapping[str, str] = NAMES
 ) -> str:
@@ -227,14 +206,15 @@ def histogram(
         marks.append(f'<text x="{left + 18}" y="{15 + down}">{escape(names[kind])}</text>')
     for power in range(int(math.log10(most)) + 1):
         level = y(10**power)
-        marks.append(f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{level:.1f}" y2="{level:.1f}" stroke="#ddd"/>')
+        marks.append(f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{level:.1f}" y2="{level:.1f}" class="grid"/>')
         marks.append(f'<text x="{LEFT - 6}" y="{level + 4:.1f}" text-anchor="end">{10**power}</text>')
     for quarter in range(5):
         score = edges[0] + quarter / 4 * (edges[-1] - edges[0])
         marks.append(f'<text x="{x(score):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{score:g}</text>')
     line = x(threshold)
     marks.append(
-        f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{above}" y2="{HEIGHT - BOTTOM}" stroke="#222" stroke-dasharray="4"/>'
+        f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{above}" y2="{HEIGHT - BOTTOM}" '
+        'stroke="currentColor" stroke-dasharray="4"/>'
     )
     marks.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">score; left of the line: memorised</text>')
     return (

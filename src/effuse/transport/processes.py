@@ -62,7 +62,7 @@ class Processes(Loopback):
         # one slot of every process, then the next of each: a small cohort is spread over all of them
         slots = [process.slots[i] for i in range(self.slots) for process in self.processes]
         # these threads only wait, so torch's number of threads does not matter
-        return in_slots(job, clients, slots, [None] * len(slots), threads=1, stop=self.stop)
+        return in_slots(self.timed(job), clients, slots, [None] * len(slots), threads=1, stop=self.stop)
 
     def stop(self) -> None:
         for process in self.processes:

@@ -46,16 +46,21 @@ class InProcess(Federation):
 
     def _each(self, job: Callable[[Any, int], T], clients: Sequence[int]) -> Iterator[tuple[int, T]]:
         """Do a job for every client, several at a time where there are several workers."""
+        job = self.timed(job)
+        if len(self.workers) == 1:
+            return ((client, job(self.worker, client)) for client in clients)
+        return in_slots(job, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
 
-        def timed(worker: Any, client: int) -> T:
+    def timed(self, job: Callable[[Any, int], T]) -> Callable[[Any, int], T]:
+        """The same job, whose time is recorded for its client."""
+
+        def done(worker: Any, client: int) -> T:
             began = time.monotonic()
             answer = job(worker, client)
             self.spent(client, time.monotonic() - began)
             return answer
 
-        if len(self.workers) == 1:
-            return ((client, timed(self.worker, client)) for client in clients)
-        return in_slots(timed, clients, self.workers, self.streams, self.workbench.machine.threads, self.stop)
+        return done
 
     def protect(self, protections: Mapping[int, Protection]) -> None:
         """Give the clients and the server what protects their private data."""

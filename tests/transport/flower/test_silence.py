@@ -64,7 +64,11 @@ def test_feddiffuse_sends_a_client_everything_until_its_answer_is_accepted(tmp_p
     Client 1's first answer is lost: it is sent everything twice, and only the decoder in round 3, the others after round 1.
     """
     ended, _ = run_losing(tmp_path, {1}, ALGORITHMS["feddiffuse, udec"], rounds=3)
-    sent = [record.traffic.clients for record in RunFolder(tmp_path / "run").records()]
+    records = RunFolder(tmp_path / "run").records()
+    assert [record.silent for record in records] == [[1], None, None]
+    assert [[*record.clients] for record in records] == [["0", "2"], ["0", "1", "2"], ["0", "1", "2"]]
+    assert all(own.loss > 0 and own.seconds >= 0 for record in records for own in record.clients.values())
+    sent = [record.traffic.clients for record in records]
     assert [[clients[k]["down"] for k in "012"] for clients in sent] == [[388, 388, 388], [148, 388, 148], [148, 148, 148]]
     assert ended.received == {"theta": (0, 1, 2)}
 
