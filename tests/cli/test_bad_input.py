@@ -32,7 +32,7 @@ from effuse.runs.folder import RunFolder
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 SAMPLED = {"evaluate": Evaluate(grid=2, every=2), "sampler": Ancestral(batch=2)}
-UNFINISHED = "RunError: run is not finished and has no model yet; finish it with `effuse resume run`"
+UNFINISHED = "RunError: run has no checkpoint yet, and so no model; wait for its first round, or `effuse resume run`"
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_a_disk_that_is_full_for_a_library(effuse, toy_file, monkeypatch, place)
         patch.setattr(*((Image.Image, "save", refuse) if place == "picture" else (saved, "save_file", refuse)))
         sentence = effuse(f"run {recipe} --out run").sentence
     assert sentence.startswith("RunError: run/") and "the disk is full" in sentence
-    assert effuse("sample run").sentence == UNFINISHED
+    assert effuse("sample run -n 2").code == 0, "the checkpoint was written before the evaluation"
     whole = effuse(f"run {recipe} --out whole --json").json
     assert effuse("resume run --json").json["weights_sha256"] == whole["weights_sha256"]
 
@@ -269,9 +269,24 @@ def test_a_run_in_progress_is_left_alone(effuse, toy_file):
     assert sentence == "RunError: run is in use by another effuse process; wait for it or choose another --out"
 
 
-def test_an_unfinished_run_neither_samples_nor_evaluates(effuse, toy_file):
-    effuse(f"run {toy_file(**SAMPLED)} --out run")
+def test_an_unfinished_run_samples_and_evaluates_by_its_last_checkpoint(effuse, toy_file):
+    """The same images as of the run that ends there; commands that need a finished run refuse."""
+    assert effuse(f"run {toy_file(**SAMPLED)} --rounds 2 --set ema=0.5 --out run").code == 0
+    whole = {
+        o: np.load(effuse(f"sample run -n 2 --format npz --out whole{o} {o} --json").json["written"]) for o in ("", "--ema")
+    }
     Path("run/result.json").unlink()
+    for option, images in whole.items():
+        answer = effuse(f"sample run -n 2 --format npz --out part{option} {option}")
+        assert "note: run is not finished: this is its model after round 2 of 2" in answer.out
+        assert (np.load(f"part{option}.npz")["images"] == images["images"]).all()
+    assert effuse("evaluate run --metrics '[kid(n=4, encoder=classifier(width=2, steps=1, epochs=1))]' --json").json[
+        "metrics"
+    ]
+    for command in ("prune run --ratio 0.2 --out pruned", "audit run"):
+        assert effuse(command).sentence == "RunError: run is not finished; finish it with `effuse resume run`"
+    for checkpoint in Path("run/checkpoints").iterdir():
+        checkpoint.unlink()
     for command in ("sample", "evaluate"):
         assert effuse(f"{command} run").sentence == UNFINISHED
     assert effuse("resume run").code == 0 and effuse("sample run -n 2").code == 0

@@ -37,7 +37,9 @@ def test_a_run_is_displayed_on_request_and_resumed(tmp_path, capsys):
     run = effuse.run(toy_recipe(), out=tmp_path / "run", rounds=2)
     assert capsys.readouterr().out == ""
     shown = effuse.run(toy_recipe(), out=tmp_path / "shown", rounds=2, observer=effuse.Display())
-    assert re.search(r"fedavg, 3 clients, 2 rounds, into .*\nround 1/2, loss .*\nround 2/2, loss ", capsys.readouterr().out)
+    assert re.search(
+        r"Z fedavg, 3 clients, 2 rounds, into .*\n\S+Z round 1/2, loss .*\n\S+Z round 2/2, loss ", capsys.readouterr().out
+    )
     (tmp_path / "run" / "result.json").unlink()
     again = effuse.resume(tmp_path / "run")
     assert run.weights_sha256 == shown.weights_sha256 == again.weights_sha256 and again.path == run.path

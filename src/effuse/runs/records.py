@@ -74,6 +74,7 @@ class RoundRecord(Record):
     noted: Mapping[str, Any] | None = None  # facts that the algorithm adds
     updates: Mapping[str, Mapping[str, float | None]] | None = None  # of each remote client: weight, loss, norm, cosine
     metrics: Mapping[str, float] | None = None  # None where the model was not evaluated
+    measuring: int | None = None  # network calls of that evaluation
     traffic: Traffic
 
 

@@ -20,7 +20,7 @@ from effuse.pruning.prune import Criterion, prune
 from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import plain
-from effuse.runs.save import load, save_model, weights_digest
+from effuse.runs.save import load, require_finished, save_model, weights_digest
 from effuse.transport.device import pick_device
 from effuse.transport.refusals import refuse_evaluation, refuse_model
 
@@ -39,6 +39,7 @@ def prune_run(
     device: str = "auto",
 ) -> dict[str, Any]:
     """Prune a run's model into a new folder; returns parameters, arithmetic, size and metrics before and after."""
+    require_finished(run)
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
     if isinstance(recipe.algorithm, Personal):

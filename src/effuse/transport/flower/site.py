@@ -332,4 +332,4 @@ def relabelled(data: Dataset, classes: tuple[str, ...]) -> Dataset:
 def described(head: bytes) -> str:
     """An order as the site shows it."""
     order = decode(head, Order)
-    return f"round {order.t}, job '{order.job}'"
+    return f"round {order.t + 1}, job '{order.job}'"
