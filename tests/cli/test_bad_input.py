@@ -482,9 +482,14 @@ TYPED = {
     "run demo --set rounds=1.5": "RecipeError: rounds: 1.5 is wrong, input should be a valid integer",
     "run demo --set rounds=soon": "RecipeError: rounds: 'soon' does not belong here; expected int",
     "run demo --set algorithm=fedagv": "RecipeError: algorithm: no algorithm 'fedagv'; did you mean fedavg",
-    "run demo --set algorithm=fedavg": "RecipeError: algorithm.local: fedavg needs a value for 'local'",
+    "run demo --set algorithm=fedddpm": "RecipeError: algorithm.warmup: fedddpm needs a value for 'warmup'",
+    "run demo --set partition=dirichlet": "no partition 'dirichlet'; a Dirichlet split is label_skew(beta=0.5)",
+    "run demo --set 'partition=label_skew(beta=0.5'": "expected a literal, a list or name(key=value); a bracket is missing",
+    "run demo --set data=.": "say how it is to be read, by `--data .` or --set 'data=folder('.')'",
+    "run demo --data nowhere": "MissingError: --data nowhere: not found; give a folder of images, an .npz file, or a source",
+    "sample run --label cat": "RunError: run: there is no such run folder",
     "run demo --set partition=0.5": "partition: 0.5 is wrong, expected a partition; valid: ",
-    "run demo --set evaluate.metrics=diversity": "'diversity' does not belong here; expected a list, each a metric",
+    "run demo --set evaluate.metrics=diversity": "does not belong here; expected a list, each a metric; write it in brackets",
     "run demo --set evaluate.metrics=[3]": "evaluate.metrics.0: 3 is wrong, expected a metric; valid: ",
     "run demo --set algorithm.cohort=0": "algorithm.cohort: 0 is wrong, input should be greater than 0",
     "run demo --set algorithm.cohort=1.5": "algorithm.cohort: 1.5 is wrong, input should be a valid integer or",
@@ -540,6 +545,7 @@ def test_a_class_that_is_not_there(effuse, shrunk):
     effuse(f"run demo {shrunk} --out run")
     sentence = effuse("sample run -n 2 --label 10").sentence
     assert sentence == "RecipeError: labels: there is no class 10; the model of run has 0 to 9"
+    assert "labels: run has no class 'cat'; valid: 0, 1, 2" in effuse("sample run -n 2 --label cat").sentence
 
 
 def test_arguments_of_a_recipe_are_checked(effuse, monkeypatch):

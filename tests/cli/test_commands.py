@@ -250,7 +250,18 @@ def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, 
 
 
 CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}
-CHECKED |= {"macs_frozen", "figures", "after", "privacy", "networks", "plan"}
+CHECKED |= {"macs_frozen", "figures", "after", "privacy", "networks", "plan", "evaluation"}
+
+
+def test_check_warns_of_evaluations_that_dwarf_training(effuse, shrunk):
+    """The same with 1,000 steps: 500 times as much, 83 times the training."""
+    (warning,) = effuse(f"check demo {shrunk} --set sampler.steps=1000 --set algorithm.local.epochs=None --json").json[
+        "warnings"
+    ][:1]
+    assert warning.startswith(
+        "evaluating takes 83.3 times the arithmetic of all training: 2 times 10,000 network evaluations;"
+    )
+    assert "classes: 0, 1, 2" in effuse(f"check demo {shrunk}").out
 
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
@@ -260,7 +271,7 @@ def test_check_tells_what_the_demo_sends(effuse, shrunk, engine):
     assert report.keys() == CHECKED
     assert report["parameters"].keys() == {"total", "encoder", "bottleneck", "decoder"}
     assert sum(report["parameters"].values()) == 2 * report["parameters"]["total"] == 2 * 635_681
-    assert report["partition"].keys() == {"sizes", "labels"}
+    assert report["partition"].keys() == {"sizes", "labels", "classes"}
     assert [sum(row) for row in report["partition"]["labels"]] == report["partition"]["sizes"]
     traffic = report["traffic"]
     assert traffic.keys() >= {"exact", "parameters", "bytes", "links", "per_round"} and traffic["exact"] is True
@@ -268,6 +279,8 @@ def test_check_tells_what_the_demo_sends(effuse, shrunk, engine):
     assert traffic["bytes"]["total"] == 4 * 12_713_620
     assert traffic["links"] == {"client-server": {"up": 25_427_240, "down": 25_427_240}}
     assert report["steps"] == {"client": 10, "server": 0} and report["macs"] > 1e6
+    # two evaluations of ten images in two steps, each of two inputs; 2 x 5 x 16 images are trained in three passes
+    assert report["evaluation"] == {"times": 2, "calls": 20, "of_training": pytest.approx(2 * 20 * 2 / (160 * 3))}
     effuse(f"run demo {shrunk} --engine {engine} --out run")
     assert_ledger_is("run", traffic)
 
@@ -332,6 +345,7 @@ def test_sample_npz(effuse, finished, tmp_path):
             "label": "--label 3",
             "ema": "--ema",
             "sampler": "--sampler 'ddim(3)'",
+            "named": "--label 3",
         }.items()
     }
     assert made["a"]["images"].shape == (12, 8, 8, 1) and made["a"]["images"].dtype == np.uint8

@@ -8,7 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, Workers, chosen
+from effuse.cli.options import (
+    Clients,
+    Data,
+    Device,
+    Json,
+    Profiled,
+    Quiet,
+    RecipeName,
+    Rounds,
+    Seed,
+    Settings,
+    Workers,
+    chosen,
+)
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.core.files import write_atomically
@@ -22,6 +35,7 @@ from effuse.tools.notebook import new_folder
 def run(
     recipe: RecipeName,
     set: Settings = None,
+    data: Data = None,
     engine: Annotated[
         str,
         typer.Option(help="How to run clients: simulator, loopback (encodes every message) or flower (one process each)."),
@@ -45,7 +59,7 @@ def run(
     profile: Profiled = False,
 ) -> None:
     """Train by RECIPE, evaluate the model, and write a run folder."""
-    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
+    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients, data)
     options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers, "warm": warm}
     if seeds is None:
         folder = out or new_folder(name)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Device, Json, Quiet, Rounds, Seed, Settings, chosen
+from effuse.cli.options import Clients, Data, Device, Json, Quiet, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import tell, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import Recipe, read_manifest
@@ -53,6 +53,7 @@ def serve(
         bool, typer.Option("--insecure", help="Accept connections from other machines without keys.")
     ] = False,
     set: Settings = None,
+    data: Data = None,
     device: Device = "auto",
     rounds: Rounds = None,
     seed: Seed = None,
@@ -70,7 +71,7 @@ def serve(
         raise RecipeError("give a RECIPE to start a run, or --resume RUN to continue one")
     if resume is not None and out is not None:
         raise RunError(f"--resume {resume} and --out {out}: give one of them")
-    if recipe is None and (set or clients is not None or rounds is not None or seed is not None):
+    if recipe is None and (set or clients is not None or rounds is not None or seed is not None or data):
         raise RunError(f"--resume {resume}: the run keeps its recipe; leave out the options that change it")
     begun = resume is not None and (recipe is None or (resume / "manifest.json").exists())
     warnings: list[str] = []
@@ -79,7 +80,7 @@ def serve(
         manifest = read_manifest(folder)
         name, wanted = str(manifest.get("name")), Recipe.restore(manifest["recipe"])
     else:
-        name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
+        name, wanted, warnings = chosen(recipe, set, rounds, seed, clients, data)
         folder = resume or out or new_folder(name)
         if begun:
             RunFolder(folder).require_same(wanted)
