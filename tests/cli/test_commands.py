@@ -1,8 +1,11 @@
 """Every command and option."""
 
+import importlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from rich.console import Console
 from toy import ToyStateful, toy_recipe
 
 from effuse.algorithms.localonly import LocalOnly
-from effuse.cli import display
+from effuse.cli import app, display, menu
 from effuse.core.metric import Metric, Outlook
 from effuse.core.recipe import Evaluate
 from effuse.core.registry import registry
@@ -564,6 +568,53 @@ def test_help_is_there_without_asking(effuse):
     assert bare.code == 0 and bare == effuse("--help")
     for command in ("run", "resume", "check", "sample", "evaluate", "list"):
         assert f" {command} " in bare.out and "--help" in effuse(f"{command} --help").out
+
+
+def test_help_is_grouped_and_imports_no_command(effuse):
+    """By what its users do; a command without a group is in the last one, so none is lost."""
+    lines = effuse("--help").out
+    places = [lines.index(f" {words} ") for words in ("Start", "new", "run", "Research", "prune", "Operate", "serve")]
+    assert places == sorted(places) and all(f" {name} " in lines for name in menu())
+    seen = "import sys; from effuse.cli import main; sys.argv = ['effuse', '--help']\ntry: main()\nexcept SystemExit: pass\n"
+    code = f"{seen}print(sorted({{'torch', 'effuse.cli.run'}} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()[-1] == "[]"
+
+
+def test_every_command_is_on_the_menu():
+    """A module of commands begins with `effuse NAME`: and what it does; otherwise nothing would import it."""
+    for module, _ in menu().values():
+        importlib.import_module(f"effuse.cli.{module}")
+    group = typer.main.get_command(app)
+    assert set(group.commands) - {"plan"} == set(menu())
+    helpers = {"__init__", "display", "options", "progress"}
+    assert {path.stem for path in Path(display.__file__).parent.glob("*.py")} - helpers == {m for m, _ in menu().values()}
+
+
+@pytest.mark.parametrize(("words", "found"), [("effuse che", "check"), ("effuse run --trac", "--track")])
+def test_a_shell_completes_commands_and_options(words, found):
+    told = {"_EFFUSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    code = "import sys; sys.argv = ['effuse']; from effuse.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | told, capture_output=True, text=True, timeout=60)
+    assert found in done.stdout.split()
+
+
+def test_own_images_from_a_folder_to_samples_of_a_class_by_name(effuse, tmp_path):
+    """`new`, `check`, `run` with a tracker, and `sample`, on pictures of two classes; `--data` says the same of a recipe."""
+    for label in ("cat", "old dog"):
+        (tmp_path / "pets" / label).mkdir(parents=True)
+        for i in range(10):
+            Image.fromarray(np.full((30, 34), 20 * i, np.uint8)).save(tmp_path / "pets" / label / f"{i}.png")
+    assert "20 images in 2 classes, drawn at 28 pixels; next: `effuse check mine.toml`" in effuse("new mine --data pets").out
+    quick = "--set rounds=1 --set model.widths=[8] --set model.attention=[] --set sampler.steps=1 --set evaluate.grid=4"
+    quick += " --set evaluate.metrics=[] --clients 1"
+    assert effuse(f"check mine.toml {quick} --json").json["partition"]["classes"] == ["cat", "old dog"]
+    assert effuse(f"run mine.toml {quick} --out run --track tensorboard").code == 0
+    assert len(list(Path("run/tensorboard").iterdir())) == 1
+    written = effuse("sample run -n 2 --label 'old dog' --format npz --json").json["written"]
+    assert set(arrays(written)["labels"]) == {1} and written.endswith("label-1.npz")
+    changed = "--set 'model=unet(widths=[8], groups=8, conditional=True)' --set evaluate.metrics=[] --clients 1 --rounds 1"
+    assert effuse(f"check demo --data pets {changed} --json").code != 0, "30 x 34 pixels are not square"
+    assert effuse("doctor --json").json[0]["what"] == "effuse" and "what to do" in effuse("doctor").out
 
 
 @pytest.mark.parametrize("name", sorted(k for k, cls in registry(Metric).items() if cls.__module__.startswith("effuse.")))

@@ -27,6 +27,10 @@ Data = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Number of rounds; same as --set rounds=N.")]
 Clients = Annotated[int | None, typer.Option(min=1, help="Number of clients; same as --set clients=N.")]
 Seed = Annotated[int | None, typer.Option(help="The run's seed; same as --set seed=N.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", metavar="NAME", help="Send numbers to wandb, trackio, tensorboard or mlflow; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")]
 Profiled = Annotated[
     bool, typer.Option("--profile", help="Show where the time went, and write trace.json to the run folder.")

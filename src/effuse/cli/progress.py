@@ -16,14 +16,20 @@ from effuse.core.metric import Measurement
 from effuse.core.spans import Profile
 from effuse.runs.observer import Observer
 from effuse.runs.records import Result
+from effuse.runs.trackers import tracked
 
 
 @contextlib.contextmanager
 def watched(
-    folder: Path, as_json: bool, quiet: bool, resume: str = "effuse resume", warnings: Sequence[str] = ()
+    folder: Path,
+    as_json: bool,
+    quiet: bool,
+    resume: str = "effuse resume",
+    warnings: Sequence[str] = (),
+    track: Sequence[str] | None = None,
 ) -> Iterator[Observer]:
     """Show the progress of a run, unless silent; after Ctrl-C say how to continue it."""
-    with Observer() if as_json or quiet else Display() as observer:
+    with tracked(track or (), Observer() if as_json or quiet else Display()) as observer:
         for words in warnings:
             observer.said(f"warning: {words}")
         try:

@@ -19,6 +19,7 @@ from effuse.cli.options import (
     Rounds,
     Seed,
     Settings,
+    Track,
     Workers,
     chosen,
 )
@@ -54,6 +55,7 @@ def run(
         Path | None,
         typer.Option(metavar="RUN", help="Take over RUN's preparation, such as FedDDPM's warm-up, instead of repeating it."),
     ] = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
     profile: Profiled = False,
@@ -63,7 +65,7 @@ def run(
     options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers, "warm": warm}
     if seeds is None:
         folder = out or new_folder(name)
-        with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
+        with watched(folder, as_json, quiet, warnings=warnings, track=track) as observer, profiled(folder, profile) as spans:
             result = driver.begin(wanted, folder, name=name, **options, observer=observer).complete()
         tell(result, folder, spans, as_json, quiet)
         return
@@ -77,7 +79,7 @@ def run(
         RunFolder(folder).require_same(changed)
     results = {}
     for n, (changed, folder) in planned.items():
-        with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
+        with watched(folder, as_json, quiet, warnings=warnings, track=track) as observer, profiled(folder, profile) as spans:
             if n in begun:
                 results[n] = driver.resume(folder, observer=observer)
             else:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Data, Device, Json, Quiet, Rounds, Seed, Settings, chosen
+from effuse.cli.options import Clients, Data, Device, Json, Quiet, Rounds, Seed, Settings, Track, chosen
 from effuse.cli.progress import tell, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import Recipe, read_manifest
@@ -58,6 +58,7 @@ def serve(
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -90,7 +91,7 @@ def serve(
     again += f" --quorum {quorum}" * (quorum is not None) + f" --deadline {deadline:.12g}" * (deadline != DEADLINE)
     again += f" --grace {grace:.12g}" * (grace != GRACE)
     again += f" --images {images}" * (images is not None)
-    with watched(folder, as_json, quiet, f"{again} --resume", warnings) as observer:
+    with watched(folder, as_json, quiet, f"{again} --resume", warnings, track) as observer:
         if begun:
             result = driver.resume(folder, observer=observer, served=engine)
         else:
