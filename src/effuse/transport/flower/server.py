@@ -247,6 +247,8 @@ class Flower(Federation):
             if now - self._listed > LIST_NODES:
                 self._listed = now
                 self.roster.invite(pending.waiting if pending is not None else ())
+                for address in self.channel.turned_away():
+                    self.report(f"a node at {shown(address, 60)} is turned away: its key is unknown, shut out or in use")
             if pending is not None:
                 self._send(pending, messages or {})
         except Lost as lost:
