@@ -32,7 +32,7 @@ from effuse.runs.folder import RunFolder
 
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 SAMPLED = {"evaluate": Evaluate(grid=2, every=2), "sampler": Ancestral(batch=2)}
-UNFINISHED = "RunError: run is not finished and has no model yet; finish it with `effuse resume run`"
+UNFINISHED = "RunError: run has no checkpoint yet, and so no model; wait for its first round, or `effuse resume run`"
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_a_disk_that_is_full_for_a_library(effuse, toy_file, monkeypatch, place)
         patch.setattr(*((Image.Image, "save", refuse) if place == "picture" else (saved, "save_file", refuse)))
         sentence = effuse(f"run {recipe} --out run").sentence
     assert sentence.startswith("RunError: run/") and "the disk is full" in sentence
-    assert effuse("sample run").sentence == UNFINISHED
+    assert effuse("sample run -n 2").code == 0, "the checkpoint was written before the evaluation"
     whole = effuse(f"run {recipe} --out whole --json").json
     assert effuse("resume run --json").json["weights_sha256"] == whole["weights_sha256"]
 
@@ -269,9 +269,24 @@ def test_a_run_in_progress_is_left_alone(effuse, toy_file):
     assert sentence == "RunError: run is in use by another effuse process; wait for it or choose another --out"
 
 
-def test_an_unfinished_run_neither_samples_nor_evaluates(effuse, toy_file):
-    effuse(f"run {toy_file(**SAMPLED)} --out run")
+def test_an_unfinished_run_samples_and_evaluates_by_its_last_checkpoint(effuse, toy_file):
+    """The same images as of the run that ends there; commands that need a finished run refuse."""
+    assert effuse(f"run {toy_file(**SAMPLED)} --rounds 2 --set ema=0.5 --out run").code == 0
+    whole = {
+        o: np.load(effuse(f"sample run -n 2 --format npz --out whole{o} {o} --json").json["written"]) for o in ("", "--ema")
+    }
     Path("run/result.json").unlink()
+    for option, images in whole.items():
+        answer = effuse(f"sample run -n 2 --format npz --out part{option} {option}")
+        assert "note: run is not finished: this is its model after round 2 of 2" in answer.out
+        assert (np.load(f"part{option}.npz")["images"] == images["images"]).all()
+    assert effuse("evaluate run --metrics '[kid(n=4, encoder=classifier(width=2, steps=1, epochs=1))]' --json").json[
+        "metrics"
+    ]
+    for command in ("prune run --ratio 0.2 --out pruned", "audit run"):
+        assert effuse(command).sentence == "RunError: run is not finished; finish it with `effuse resume run`"
+    for checkpoint in Path("run/checkpoints").iterdir():
+        checkpoint.unlink()
     for command in ("sample", "evaluate"):
         assert effuse(f"{command} run").sentence == UNFINISHED
     assert effuse("resume run").code == 0 and effuse("sample run -n 2").code == 0
@@ -443,7 +458,7 @@ def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
 TYPED = {
     "run": "Missing argument 'RECIPE'; `effuse run --help` lists the commands and options",
     "rnu demo": "No such command 'rnu'; did you mean run or prune?",
-    "help": "No such command 'help'; valid: audit, bound, check, evaluate, export, join, keys, ledger, list, pack, prune, ",
+    "help": "No such command 'help'; valid: audit, bound, check, doctor, evaluate, export, ",
     "--fast": "No such option '--fast'; ",
     "run demo --fast": "No such option '--fast'; ",
     "run demo --round 3": "No such option '--round'; did you mean rounds",
@@ -467,9 +482,14 @@ TYPED = {
     "run demo --set rounds=1.5": "RecipeError: rounds: 1.5 is wrong, input should be a valid integer",
     "run demo --set rounds=soon": "RecipeError: rounds: 'soon' does not belong here; expected int",
     "run demo --set algorithm=fedagv": "RecipeError: algorithm: no algorithm 'fedagv'; did you mean fedavg",
-    "run demo --set algorithm=fedavg": "RecipeError: algorithm.local: fedavg needs a value for 'local'",
+    "run demo --set algorithm=fedddpm": "RecipeError: algorithm.warmup: fedddpm needs a value for 'warmup'",
+    "run demo --set partition=dirichlet": "no partition 'dirichlet'; a Dirichlet split is label_skew(beta=0.5)",
+    "run demo --set 'partition=label_skew(beta=0.5'": "expected a literal, a list or name(key=value); a bracket is missing",
+    "run demo --set data=.": "say how it is to be read, by `--data .` or --set 'data=folder('.')'",
+    "run demo --data nowhere": "MissingError: --data nowhere: not found; give a folder of images, an .npz file, or a source",
+    "sample run --label cat": "RunError: run: there is no such run folder",
     "run demo --set partition=0.5": "partition: 0.5 is wrong, expected a partition; valid: ",
-    "run demo --set evaluate.metrics=diversity": "'diversity' does not belong here; expected a list, each a metric",
+    "run demo --set evaluate.metrics=diversity": "each a metric; write it in brackets: [diversity]",
     "run demo --set evaluate.metrics=[3]": "evaluate.metrics.0: 3 is wrong, expected a metric; valid: ",
     "run demo --set algorithm.cohort=0": "algorithm.cohort: 0 is wrong, input should be greater than 0",
     "run demo --set algorithm.cohort=1.5": "algorithm.cohort: 1.5 is wrong, input should be a valid integer or",
@@ -483,6 +503,9 @@ TYPED = {
     "run demo --seed -1": "RecipeError: seed: -1 is wrong",
     "run demo --seeds a,b": "RecipeError: --seeds a,b: expected whole numbers separated by commas, such as 0,1,2",
     "run demo --seeds 0,,1": "RecipeError: --seeds 0,,1: expected whole numbers",
+    "run demo --track wandbb": "RecipeError: --track wandbb: there is none; did you mean wandb?",
+    "ui nowhere": "RunError: nowhere: not a folder; give the one that holds your runs",
+    "new mine --data nowhere": "DataError: --data nowhere: not a folder; give the folder that holds a subfolder of images",
     "run demo --engine flwoer": "RecipeError: no engine 'flwoer'; valid: simulator, loopback, flower",
     "run demo --device gpu": "RecipeError: no device 'gpu'; valid: auto, cpu, cuda",
     "sample run -n 0": "Invalid value for '-n': 0 is not in the range x>=1",
@@ -525,6 +548,7 @@ def test_a_class_that_is_not_there(effuse, shrunk):
     effuse(f"run demo {shrunk} --out run")
     sentence = effuse("sample run -n 2 --label 10").sentence
     assert sentence == "RecipeError: labels: there is no class 10; the model of run has 0 to 9"
+    assert "labels: run has no class 'cat'; valid: 0, 1, 2" in effuse("sample run -n 2 --label cat").sentence
 
 
 def test_arguments_of_a_recipe_are_checked(effuse, monkeypatch):

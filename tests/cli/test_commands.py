@@ -1,8 +1,11 @@
 """Every command and option."""
 
+import importlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from rich.console import Console
 from toy import ToyStateful, toy_recipe
 
 from effuse.algorithms.localonly import LocalOnly
-from effuse.cli import progress
+from effuse.cli import app, display, menu
 from effuse.core.metric import Metric, Outlook
 from effuse.core.recipe import Evaluate
 from effuse.core.registry import registry
@@ -200,7 +204,7 @@ def test_a_terminal_keeps_its_width_and_a_file_has_none(monkeypatch):
     for terminal in (True, False):
         screen = Screen() if terminal else io.StringIO()
         monkeypatch.setattr(sys, "stdout", screen)
-        widths.append(progress.console().width)
+        widths.append(display.console().width)
     assert widths[0] < 300 and widths[1] == 1000
 
 
@@ -213,10 +217,10 @@ def test_the_live_display(effuse, toy_file, monkeypatch):
         return fit(machine, net, work)
 
     monkeypatch.setattr(Eager, "fit", slow)
-    monkeypatch.setattr(progress, "console", lambda: Console(file=screen, force_terminal=True, width=100, highlight=False))
+    monkeypatch.setattr(display, "console", lambda: Console(file=screen, force_terminal=True, width=100, highlight=False))
     assert effuse(f"run {toy_file(algorithm=ToyStateful(local=ADAM), rounds=6)} --seeds 0 --out s").code == 0
     shown = screen.getvalue()
-    assert re.search(r"━+╌+ [1-5]/6  loss \d\.\d{4}  [\d,]+ images/s  \d+\.\d kB  \d+s elapsed, \d+s left  \w", shown)
+    assert re.search(r"━+╌+ [1-5]/6  loss \d\.\d{4}  [\d,]+ images/s  \d+\.\d kB  \d+s elapsed  \d+s left  \w", shown)
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden once and restored"
     lines = [re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]", shown)]
     assert all(len(line) <= 97 for line in lines if "elapsed" in line), "a line that wraps cannot be erased"
@@ -234,7 +238,7 @@ def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, 
     recipe, append = toy_file(algorithm=ToyStateful(local=ADAM)), RunFolder.append
 
     def last(out: str) -> str:
-        return [line for line in out.splitlines() if line.startswith("round 2/2")][0].split(", ")[-1]
+        return [line for line in out.splitlines() if " round 2/2" in line][0].split(", ")[-1]
 
     whole = last(effuse(f"run {recipe} --out whole").out)
     with monkeypatch.context() as patch:
@@ -250,7 +254,18 @@ def test_traffic_shown_after_resume_goes_on_from_where_it_was(effuse, toy_file, 
 
 
 CHECKED = {"recipe", "parameters", "macs", "partition", "traffic", "steps", "memory", "disk", "warnings"}
-CHECKED |= {"macs_frozen", "figures", "after", "privacy", "networks", "plan"}
+CHECKED |= {"macs_frozen", "figures", "after", "privacy", "networks", "plan", "evaluation"}
+
+
+def test_check_warns_of_evaluations_that_dwarf_training(effuse, shrunk):
+    """The same with 1,000 steps: 500 times as much, 83 times the training."""
+    (warning,) = effuse(f"check demo {shrunk} --set sampler.steps=1000 --set algorithm.local.epochs=None --json").json[
+        "warnings"
+    ][:1]
+    assert warning.startswith(
+        "evaluating takes 83.3 times the arithmetic of all training: 2 times 10,000 network evaluations;"
+    )
+    assert "classes: 0, 1, 2" in effuse(f"check demo {shrunk}").out
 
 
 @pytest.mark.parametrize("engine", ["simulator", "loopback"])
@@ -260,7 +275,7 @@ def test_check_tells_what_the_demo_sends(effuse, shrunk, engine):
     assert report.keys() == CHECKED
     assert report["parameters"].keys() == {"total", "encoder", "bottleneck", "decoder"}
     assert sum(report["parameters"].values()) == 2 * report["parameters"]["total"] == 2 * 635_681
-    assert report["partition"].keys() == {"sizes", "labels"}
+    assert report["partition"].keys() == {"sizes", "labels", "classes"}
     assert [sum(row) for row in report["partition"]["labels"]] == report["partition"]["sizes"]
     traffic = report["traffic"]
     assert traffic.keys() >= {"exact", "parameters", "bytes", "links", "per_round"} and traffic["exact"] is True
@@ -268,6 +283,8 @@ def test_check_tells_what_the_demo_sends(effuse, shrunk, engine):
     assert traffic["bytes"]["total"] == 4 * 12_713_620
     assert traffic["links"] == {"client-server": {"up": 25_427_240, "down": 25_427_240}}
     assert report["steps"] == {"client": 10, "server": 0} and report["macs"] > 1e6
+    # two evaluations of ten images in two steps, each of two inputs; 2 x 5 x 16 images are trained in three passes
+    assert report["evaluation"] == {"times": 2, "calls": 20, "of_training": pytest.approx(2 * 20 * 2 / (160 * 3))}
     effuse(f"run demo {shrunk} --engine {engine} --out run")
     assert_ledger_is("run", traffic)
 
@@ -332,6 +349,7 @@ def test_sample_npz(effuse, finished, tmp_path):
             "label": "--label 3",
             "ema": "--ema",
             "sampler": "--sampler 'ddim(3)'",
+            "named": "--label 3",
         }.items()
     }
     assert made["a"]["images"].shape == (12, 8, 8, 1) and made["a"]["images"].dtype == np.uint8
@@ -351,10 +369,12 @@ def test_sample_grid_and_imagefolder(effuse, shrunk, finished, tmp_path):
     folder, _ = finished
     grid = effuse(f"sample {folder} -n 20 --json").json["written"]
     assert grid == str(folder / "exports" / "grid-20-seed-0.png")
-    assert Image.open(grid).size == (2 * 66 + 2, 10 * 66 + 2), "two columns, one row a class, 8 pixels shown as 64"
+    assert Image.open(grid).size == (5 * (66 + 2), 2 * (2 * 66 + 2 + 14)), "five classes side by side, each under its name"
     assert json.loads(Path(grid).with_suffix(".json").read_text())["synthetic"] is True
     output = effuse(f"sample {folder} -n 61 --format imagefolder --out {tmp_path / 'set'}")
-    assert output.out.strip() == f"61 images in {tmp_path / 'set'}"
+    said = output.out.splitlines()
+    assert said[0] == f"61 images in {tmp_path / 'set'}"
+    assert said[1].startswith("note: these images are close to noise"), "two steps are too few"
     assert sorted(p.name for p in (tmp_path / "set").iterdir() if p.is_dir()) == list("0123456789")
     assert len(list((tmp_path / "set" / "0").iterdir())) == 7
     assert Image.open(tmp_path / "set" / "0" / "000000.png").size == (8, 8)
@@ -548,6 +568,53 @@ def test_help_is_there_without_asking(effuse):
     assert bare.code == 0 and bare == effuse("--help")
     for command in ("run", "resume", "check", "sample", "evaluate", "list"):
         assert f" {command} " in bare.out and "--help" in effuse(f"{command} --help").out
+
+
+def test_help_is_grouped_and_imports_no_command(effuse):
+    """By what its users do; a command without a group is in the last one, so none is lost."""
+    lines = effuse("--help").out
+    places = [lines.index(f" {words} ") for words in ("Start", "new", "run", "Research", "prune", "Operate", "serve")]
+    assert places == sorted(places) and all(f" {name} " in lines for name in menu())
+    seen = "import sys; from effuse.cli import main; sys.argv = ['effuse', '--help']\ntry: main()\nexcept SystemExit: pass\n"
+    code = f"{seen}print(sorted({{'torch', 'effuse.cli.run'}} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).splitlines()[-1] == "[]"
+
+
+def test_every_command_is_on_the_menu():
+    """A module of commands begins with `effuse NAME`: and what it does; otherwise nothing would import it."""
+    for module, _ in menu().values():
+        importlib.import_module(f"effuse.cli.{module}")
+    group = typer.main.get_command(app)
+    assert set(group.commands) - {"plan"} == set(menu())
+    helpers = {"__init__", "display", "options", "progress"}
+    assert {path.stem for path in Path(display.__file__).parent.glob("*.py")} - helpers == {m for m, _ in menu().values()}
+
+
+@pytest.mark.parametrize(("words", "found"), [("effuse che", "check"), ("effuse run --trac", "--track")])
+def test_a_shell_completes_commands_and_options(words, found):
+    told = {"_EFFUSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    code = "import sys; sys.argv = ['effuse']; from effuse.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | told, capture_output=True, text=True, timeout=60)
+    assert found in done.stdout.split()
+
+
+def test_own_images_from_a_folder_to_samples_of_a_class_by_name(effuse, tmp_path):
+    """`new`, `check`, `run` with a tracker, and `sample`, on pictures of two classes; `--data` says the same of a recipe."""
+    for label in ("cat", "old dog"):
+        (tmp_path / "pets" / label).mkdir(parents=True)
+        for i in range(10):
+            Image.fromarray(np.full((30, 34), 20 * i, np.uint8)).save(tmp_path / "pets" / label / f"{i}.png")
+    assert "20 images in 2 classes, drawn at 28 pixels; next: `effuse check mine.toml`" in effuse("new mine --data pets").out
+    quick = "--set rounds=1 --set model.widths=[8] --set model.attention=[] --set sampler.steps=1 --set evaluate.grid=4"
+    quick += " --set evaluate.metrics=[] --clients 1"
+    assert effuse(f"check mine.toml {quick} --json").json["partition"]["classes"] == ["cat", "old dog"]
+    assert effuse(f"run mine.toml {quick} --out run --track tensorboard").code == 0
+    assert len(list(Path("run/tensorboard").iterdir())) == 1
+    written = effuse("sample run -n 2 --label 'old dog' --format npz --json").json["written"]
+    assert set(arrays(written)["labels"]) == {1} and written.endswith("label-1.npz")
+    changed = "--set 'model=unet(widths=[8], groups=8, conditional=True)' --set evaluate.metrics=[] --clients 1 --rounds 1"
+    assert effuse(f"check demo --data pets {changed} --json").code != 0, "30 x 34 pixels are not square"
+    assert effuse("doctor --json").json[0]["what"] == "effuse" and "what to do" in effuse("doctor").out
 
 
 @pytest.mark.parametrize("name", sorted(k for k, cls in registry(Metric).items() if cls.__module__.startswith("effuse.")))

@@ -187,10 +187,10 @@ def test_a_cell_that_diverges_does_not_stop_the_others(effuse, toy_table, monkey
     table = Table(**(vars(toy_table) | {"cells": (wild, *toy_table.cells[1:])}))
     monkeypatch.setitem(tables(), "toy.table", lambda: table)
     answer = effuse("reproduce toy.table --scale smoke --only clients=2 --json")
-    assert "TrainingError: full-2: round 0" in answer.sentence
+    assert "TrainingError: full-2: round 1" in answer.sentence
     assert states(answer.json)["full-2"] == "failed" and states(answer.json)["udec-2"] == "done"
     shown = effuse("reproduce toy.table --scale smoke --show --json").json
-    assert states(shown)["full-2"] == "failed" and "round 0" in shown["cells"][0]["note"], "other processes see it too"
+    assert states(shown)["full-2"] == "failed" and "round 1" in shown["cells"][0]["note"], "other processes see it too"
     before = Path(shown["cells"][0]["run"], "diverged.txt").stat().st_mtime_ns
     again = effuse("reproduce toy.table --scale smoke --only clients=2 --json")
     assert "runs again only after its folder is removed" in again.sentence

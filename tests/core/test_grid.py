@@ -1,30 +1,51 @@
-"""Pictures of images."""
-
-import io
+"""Grids of samples are near-square, with the names of classes, and noise is told from pictures."""
 
 import numpy as np
+import pytest
 import torch
-from PIL import Image
+from effuse.core.grid import MARGIN, TITLE, grid_array, too_young
 
 from effuse.core.metric import Images
-
-# two images of 2x2 pixels: black, and white in its first pixel
-PAIR = Images(torch.tensor([[[[-1.0, -1.0], [-1.0, -1.0]]], [[[1.0, -1.0], [-1.0, -1.0]]]]))
+from effuse.data.sources import Digits
 
 
-def test_a_grid_is_a_picture_with_every_image(tmp_path):
-    """Two images side by side, each pixel repeated 32 times, with margins of two: 2 + 2 (64 + 2) = 134 wide, 68 high."""
-    grid = PAIR.grid()
-    assert grid.size == (134, 68)
-    pixels = np.asarray(grid)
-    assert (pixels[2:66, 2:66] == 0).all() and (pixels[2:34, 68:100] == 255).all() and (pixels[34:66, 68:132] == 0).all()
-    PAIR.save(tmp_path / "a" / "grid.png")
-    assert (np.asarray(Image.open(tmp_path / "a" / "grid.png")) == pixels).all()
-    assert (np.asarray(Image.open(io.BytesIO(PAIR._repr_png_()))) == pixels).all()
+def grey(classes: int, each: int, side: int = 64) -> Images:
+    """Images of class k whose value is k / classes."""
+    labels = torch.arange(classes * each) % classes
+    return Images((labels / classes)[:, None, None, None].expand(-1, 1, side, side), labels)
 
 
-def test_every_image_is_a_picture_of_its_own():
-    """Grey and coloured ones."""
-    first, second = PAIR.pil()
-    assert first.mode == "L" and np.asarray(second).tolist() == [[255, 0], [0, 0]] and first.size == (2, 2)
-    assert Images(torch.zeros(1, 3, 4, 4)).pil()[0].mode == "RGB"
+@pytest.mark.parametrize(("classes", "each"), [(2, 50), (10, 10), (10, 2), (3, 200), (1, 20), (100, 1), (7, 3)])
+def test_grids_are_near_square(classes, each):
+    """Two classes of 50 images were a strip of 2 to 50."""
+    height, width, _ = grid_array(grey(classes, each), classes=[f"class {k}" for k in range(classes)]).shape
+    assert 0.5 < height / width < 2
+
+
+def test_each_class_has_a_block_under_its_name():
+    """Four classes of four images, 8 pixels shown as 64: a row each is square, and 66 + 2 + 14 pixels high."""
+    picture = grid_array(grey(4, 4), classes=["cat", "dog", "\x1b[2J", "x" * 500])
+    row = MARGIN + 64 + MARGIN + TITLE
+    assert picture.shape == (4 * row, MARGIN + 4 * (64 + MARGIN), 3)
+    for k in range(4):
+        tops = picture[k * row : k * row + TITLE]
+        assert tops.min() == 0 and tops.max() == 255, "a name is written"
+        pixels = picture[k * row + TITLE + MARGIN : (k + 1) * row - MARGIN, MARGIN:-MARGIN:66]
+        assert (pixels == round((k / 4 + 1) * 127.5)).all(), "only images of this class are below it"
+    names = [picture[k * row : k * row + TITLE] for k in range(4)]
+    assert (names[0] != names[1]).any()
+
+
+def test_without_names_or_labels():
+    plain = grid_array(Images(torch.zeros(9, 3, 64, 64)))
+    assert plain.shape == (3 * 66 + 2, 3 * 66 + 2, 3)
+    assert grid_array(grey(4, 4)).shape == (4 * 68, 4 * 66 + 2, 3)
+    assert grid_array(grey(3, 3), classes=["only one"]).shape[2] == 3, "a class without a name has its number"
+
+
+def test_noise_is_told_from_pictures():
+    noise = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (20, 1, 16, 16)))
+    assert "close to noise (neighbours correlate by" in too_young(Images(noise.float()))
+    digits = Digits().load("test")
+    assert too_young(Images(digits.floats(digits.images))) is None
+    assert too_young(Images(torch.zeros(3, 1, 4, 4))) is None, "flat images have nothing to correlate"

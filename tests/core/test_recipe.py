@@ -199,3 +199,18 @@ def test_a_budget_stands_in_the_manifest():
     recipe = demo().changed(["budget=budget(epsilon=10.0)"])
     assert recipe.budget == Budget(epsilon=10.0, delta=1e-5, accountant="pld") and demo().budget is None
     assert Recipe.restore(recipe.saved()) == recipe
+
+
+def test_a_bare_algorithm_keeps_the_solver_of_the_one_before():
+    """Only what it must have and does not name; a solver of its own wins, and keys with defaults are not taken over."""
+    demo = find_recipe("demo")[1]
+    for words in ("scaffold", "fedprox(mu=0.1)"):
+        assert demo.changed([f"algorithm={words}"]).algorithm.local == demo.algorithm.local
+    assert demo.changed(["algorithm=scaffold(local=sgd(lr=0.5, epochs=1))"]).algorithm.local.lr == 0.5
+    part = demo.changed(["algorithm.cohort=2"])
+    assert part.changed(["algorithm=fedprox"]).algorithm.cohort is None
+
+
+def test_true_and_false_are_written_as_elsewhere():
+    assert find_recipe("demo")[1].changed(["reproducible=true"]).reproducible is True
+    assert find_recipe("demo")[1].changed(["reproducible=true", "reproducible=false"]).reproducible is False

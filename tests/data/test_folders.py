@@ -273,3 +273,10 @@ def test_folders_without_images_say_what_is_missing(tmp_path: Path):
         Folder(path=str(tmp_path)).load("test")
     with pytest.raises(DataError, match="not a folder"):
         Folder(path=str(tmp_path / "cat" / "0.png")).load("train")
+
+
+def test_a_table_with_semicolons_is_recognised(pets: Path):
+    """As spreadsheets in many countries export them."""
+    (pets / "table.csv").write_text("file;label\ncat/0.png;a\n")
+    with pytest.raises(DataError, match="its values are separated by semicolons; export it with commas"):
+        Folder(path=str(pets), attributes="table.csv").load("train")

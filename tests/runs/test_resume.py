@@ -96,6 +96,8 @@ DEATHS = [
     ("udec", "fit", 4),  # a client in its first round: it must be sent the whole model again
     ("udec", "renamed", 5),
     ("udec", "checkpoint", 2),
+    ("udec", "drawing", 2),  # in the evaluation, after the checkpoint of its round
+    ("local only", "drawing", 5),  # in the last evaluation
     ("sent once", "fit", 4),  # one client of the round has answered with a guide: it must be sent that again
     ("sent once", "checkpointed", 1),
     ("median", "fit", 4),
@@ -262,6 +264,16 @@ def test_killed_and_resumed(name, event, n, tmp_path, monkeypatch, undisturbed):
     assert lines(tmp_path / "run") == quiet_lines
     assert average(tmp_path / "run") == quiet_average and (quiet_average or RECIPES[name].ema is None)
     assert result.traffic == quiet.traffic and result.metrics == quiet.metrics and result.images == quiet.images
+
+
+def test_a_run_that_dies_in_an_evaluation_trains_no_round_again(tmp_path, monkeypatch, undisturbed):
+    """The checkpoint is written before the last evaluation: a model that may not be fitted again ends alike."""
+    quiet, _, quiet_lines = undisturbed("udec")
+    killed_run(RECIPES["udec"], tmp_path / "run", monkeypatch, "drawing", 4)
+    assert len(lines(tmp_path / "run")) == 3, "the line of round 4 waits for its evaluation"
+    monkeypatch.setattr(Eager, "fit", None)
+    assert resume(tmp_path / "run").weights_sha256 == quiet.weights_sha256
+    assert lines(tmp_path / "run") == quiet_lines and quiet_lines[-1]["measuring"] > 0
 
 
 def test_an_average_restarts_when_the_network_is_pruned(tmp_path):

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy import toy_recipe
+from toy import ToyLabelled, toy_recipe
 
 import effuse
+from effuse.diffusion.samplers import Ancestral
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.schedules import Linear
 from effuse.tools import notebook
 from effuse.tools.check import check
 
@@ -37,7 +40,9 @@ def test_a_run_is_displayed_on_request_and_resumed(tmp_path, capsys):
     run = effuse.run(toy_recipe(), out=tmp_path / "run", rounds=2)
     assert capsys.readouterr().out == ""
     shown = effuse.run(toy_recipe(), out=tmp_path / "shown", rounds=2, observer=effuse.Display())
-    assert re.search(r"fedavg, 3 clients, 2 rounds, into .*\nround 1/2, loss .*\nround 2/2, loss ", capsys.readouterr().out)
+    assert re.search(
+        r"Z fedavg, 3 clients, 2 rounds, into .*\n\S+Z round 1/2, loss .*\n\S+Z round 2/2, loss ", capsys.readouterr().out
+    )
     (tmp_path / "run" / "result.json").unlink()
     again = effuse.resume(tmp_path / "run")
     assert run.weights_sha256 == shown.weights_sha256 == again.weights_sha256 and again.path == run.path
@@ -63,3 +68,20 @@ def test_a_foreign_name_cannot_leave_the_folder_of_runs(name):
 
 def test_a_name_of_a_recipe_stays_as_it_is():
     assert notebook.new_folder("feddiff.private_digits").name.startswith("feddiff.private_digits-2")
+
+
+def test_strings_of_the_grammar_and_names_of_classes_are_taken(tmp_path):
+    """Samplers and metrics as the command line writes them; classes by their names or numbers."""
+    run = effuse.run(
+        toy_recipe(model=ToyLabelled(), task=Denoise(schedule=Linear(steps=25)), sampler=Ancestral(batch=4)),
+        rounds=1,
+        out=tmp_path / "run",
+        evaluate="evaluate(grid=2, metrics=[tones(n=2)])",
+    )
+    assert "tones" in run.metrics
+    loaded = effuse.load(tmp_path / "run")
+    assert loaded.sample(3, labels=["light", "dark", 1], sampler="ddim(steps=2)").labels.tolist() == [1, 0, 1]
+    with pytest.raises(effuse.core.errors.RecipeError, match="has no class 'lihgt'; did you mean light"):
+        loaded.sample(1, labels=["lihgt"])
+    with pytest.raises(effuse.core.errors.RecipeError, match="no sampler 'ddmi'"):
+        loaded.sample(1, sampler="ddmi()")

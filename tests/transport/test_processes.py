@@ -117,7 +117,7 @@ def test_a_worker_that_dies_ends_the_run_in_a_sentence_and_it_can_be_resumed(tmp
 
 def test_an_error_in_a_worker_is_raised_with_its_type_sentence_and_trace(tmp_path):
     exploding = toy_recipe(algorithm=FedAvg(local=SGD(lr=1e30, batch=8, steps=5)))
-    with pytest.raises(TrainingError, match="round 0, client 0, job 'train': the loss became") as error:
+    with pytest.raises(TrainingError, match="round 1, client 0, job 'train': the loss became") as error:
         run(exploding, tmp_path / "run", workers=2)
     assert "in handle" in error.value.__notes__[0], "--debug shows where it was"
     assert not children(os.getpid())

@@ -28,7 +28,7 @@ class NearestMean(Algorithm, name="nearest_mean"):
             with fed.using(client):
                 sums, counts = sums + told.means.flatten(1) * told.counts[:, None], counts + told.counts
         if not counts.dim():
-            raise FederationError(f"round {fed.t}: no client told its class means")
+            raise FederationError(f"round {fed.t + 1}: no client told its class means")
         found = nearest(sums / counts.clamp(min=1.0)[:, None], counts)
         held = server.model.params
         params = {name: value.to(held[name]) for name, value in zip(("head.weight", "head.bias"), found)}

@@ -1,10 +1,14 @@
 """The command line: one file per command."""
 
+import ast
+import importlib
 import os
+import re
 import sys
 import typing
 from collections.abc import Iterator
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import click
 import typer
@@ -12,11 +16,20 @@ import typer
 from effuse.core.errors import EffuseError, nearest, shown
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
+COMPLETING = "_EFFUSE_COMPLETE"  # set by a shell that asks for completions
+ALIASES = {"plan": "check"}
+# the commands of `effuse --help`, by what their users do
+PANELS = {
+    "Start": ("new", "list", "check", "run", "resume", "sample", "evaluate", "ui", "doctor"),
+    "Research": ("partition", "report", "compare", "reproduce", "prune", "audit", "bound", "export", "pack", "unpack"),
+    "Operate a federation": ("keys", "serve", "join", "ledger", "worth", "release"),
+}
+OTHERS = "More"
 LONGEST = 600  # characters shown of an unexpected error
 
 app = typer.Typer(
     name="effuse",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -55,32 +68,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [a for a in sys.argv[1:] if a != "--debug"] or ["--help"]
     try:
-        # importing a module registers its command
-        from effuse.cli import (  # noqa: F401
-            audit,
-            bound,
-            check,
-            compare,
-            evaluate,
-            export,
-            join,
-            keys,
-            ledger,
-            list,
-            pack,
-            partition,
-            prune,
-            release,
-            report,
-            reproduce,
-            resume,
-            run,
-            sample,
-            serve,
-            worth,
-        )
-
-        code = _commands()(arguments, prog_name=app.info.name, standalone_mode=False)
+        code = _commands(_wanted(arguments))(arguments, prog_name=app.info.name, standalone_mode=False)
         if code == INTERRUPTED:  # typer turns a Ctrl-C into this code
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -100,15 +88,53 @@ def main() -> None:
         sys.exit(_stop(_sentence(error), 1))
 
 
-def _commands() -> click.Command:
-    """All commands, with the help of their arguments restored, which click 8.5 and this typer lose."""
-    group = typer.main.get_command(app)
+def _wanted(arguments: list[str]) -> str | None:
+    """The command that these arguments call, or that a shell completes."""
+    if os.environ.get(COMPLETING):
+        arguments = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()[1:]
+    return next((word for word in arguments if not word.startswith("-")), None)
+
+
+def menu() -> dict[str, tuple[str, str]]:
+    """Every command with its module and what it does, from the first lines of the modules, none of which is imported."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        about = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        if match := re.fullmatch(r"((?:`effuse \w+`(?: and )?)+): (.+)", about):
+            words = match[2][0].upper() + match[2][1:]
+            found |= dict.fromkeys(re.findall(r"`effuse (\w+)`", match[1]), (path.stem, words))
+    return found
+
+
+def _commands(wanted: str | None) -> click.Command:
+    """The wanted command, and all others as names with a line of help: importing them takes seconds.
+
+    The help of arguments is restored, which click 8.5 and this typer lose.
+    """
+    known = menu()
+    if (name := ALIASES.get(wanted or "", wanted)) in known:
+        importlib.import_module(f"effuse.cli.{known[name][0]}")  # this registers it
+    group: Any = typer.main.get_command(app)
+    imported = group.commands
+    order = [*dict.fromkeys(name for names in PANELS.values() for name in names), *known]
+    group.commands = {
+        name: imported[name] if name == wanted and name in imported else _line_of_help(name, known[name][1])
+        for name in dict.fromkeys(order)
+        if name in known
+    } | {alias: imported[alias] for alias in ALIASES if alias in imported}
     for command in _leaves(group):
+        if command.callback is None:
+            continue
         hints = typing.get_type_hints(command.callback, include_extras=True)
         for argument in (p for p in command.params if isinstance(p, click.Argument)):
             (info,) = (x for x in hints[str(argument.name)].__metadata__ if isinstance(x, typer.models.ArgumentInfo))
             argument.__dict__["help"] = info.help
     return group
+
+
+def _line_of_help(name: str, words: str) -> click.Command:
+    panel = next((panel for panel, names in PANELS.items() if name in names), OTHERS)
+    return typer.core.TyperCommand(name, help=words, rich_help_panel=panel)
 
 
 def _leaves(command: click.Command) -> Iterator[click.Command]:

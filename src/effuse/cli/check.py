@@ -6,9 +6,9 @@ from typing import Any
 from rich.table import Table
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Json, RecipeName, Rounds, Seed, Settings, chosen
+from effuse.cli.options import Clients, Data, Json, RecipeName, Rounds, Seed, Settings, chosen
 from effuse.cli.progress import amount, console, promise
-from effuse.core.errors import MissingError
+from effuse.core.errors import MissingError, shown
 from effuse.tools.check import check as rehearse
 
 WITHOUT_FILES = (
@@ -22,13 +22,14 @@ WITHOUT_FILES = (
 def check(
     recipe: RecipeName,
     set: Settings = None,
+    data: Data = None,
     rounds: Rounds = None,
     seed: Seed = None,
     clients: Clients = None,
     as_json: Json = False,
 ) -> None:
     """Rehearse RECIPE without computing: print its parameters, partition, traffic and training steps. `plan` is an alias."""
-    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
+    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients, data)
     try:
         report = rehearse(wanted, name)
     except MissingError as error:
@@ -51,8 +52,8 @@ def show(report: dict[str, Any]) -> None:
     frozen = f", and {report['macs_frozen']:,} of frozen networks while training" if report["macs_frozen"] else ""
     table.add_row("multiply-adds an image", f"{report['macs']:,}{frozen}")
     for other in report["networks"]:
-        shown = f"{other['parameters']:,} parameters, {other['macs']:,} multiply-adds an image"
-        table.add_row(f"also trained: {other['name']}", shown)
+        size = f"{other['parameters']:,} parameters, {other['macs']:,} multiply-adds an image"
+        table.add_row(f"also trained: {other['name']}", size)
     up, down = (amount(traffic["bytes"][d]) for d in ("up", "down"))
     exact = "exact" if traffic["exact"] else traffic["reason"]
     table.add_row("traffic", f"{up} up, {down} down; {traffic['parameters']['total']:,} parameters ({exact})")
@@ -74,6 +75,10 @@ def show(report: dict[str, Any]) -> None:
         table.add_row("after pruning", f"{after:,} parameters, {report['after']['macs']:,} multiply-adds an image")
     if traffic["evaluation"]["bytes"]["total"]:
         table.add_row("evaluation traffic", amount(traffic["evaluation"]["bytes"]["total"]))
+    looks = report["evaluation"]
+    if looks["calls"]:
+        share = "" if looks["of_training"] is None else f", {looks['of_training']:.1%} of the arithmetic of all training"
+        table.add_row("evaluations", f"{looks['times']} of {looks['calls']:,} network evaluations{share}")
     table.add_row("training steps", f"{report['steps']['client']:,} at clients, {report['steps']['server']:,} at the server")
     held = report["memory"]["cohort"]
     replies = f", {amount(held)} of it for the replies of a cohort" if held else ""
@@ -84,13 +89,18 @@ def show(report: dict[str, Any]) -> None:
     split = Table(title="images and traffic of each client", title_justify="left")
     split.add_column("client", justify="right")
     split.add_column("images", justify="right")
+    groups = report["partition"].get("groups")
+    if groups is not None:
+        split.add_column("groups", justify="right")
     split.add_column("per class")
     split.add_column("up", justify="right")
     split.add_column("down", justify="right")
     for k, (size, labels) in enumerate(zip(report["partition"]["sizes"], report["partition"]["labels"])):
         sent = traffic["clients"].get(str(k), {"up": 0, "down": 0})
-        split.add_row(str(k), f"{size:,}", " ".join(map(str, labels)), amount(sent["up"]), amount(sent["down"]))
+        grouped = [] if groups is None else [f"{groups[k]:,}"]
+        split.add_row(str(k), f"{size:,}", *grouped, " ".join(map(str, labels)), amount(sent["up"]), amount(sent["down"]))
     page.print(split)
+    page.print(f"classes: {', '.join(map(shown, report['partition']['classes']))}", soft_wrap=True)
     page.print(table)  # last, because the rows of many clients fill the screen
     for warning in report["warnings"]:
         page.print(f"warning: {warning}")

@@ -7,7 +7,8 @@ import typer
 
 from effuse.cli import app
 from effuse.cli.options import Device, Json, Quiet, RunPath, Settings
-from effuse.cli.progress import show_metrics
+from effuse.cli.progress import drawing, show_metrics
+from effuse.core.machine import Meter
 from effuse.runs.evaluation import evaluate_run
 from effuse.runs.records import plain
 
@@ -26,7 +27,9 @@ def evaluate(
 ) -> None:
     """Measure a run's saved model; writes the metrics and their protocols to RUN/evaluation.json."""
     settings = [*([f"evaluate.metrics={metrics}"] if metrics else []), *(set or [])]
-    found = evaluate_run(run, settings, ema=ema, device=device)
+    meter = Meter()
+    with drawing(meter, as_json or quiet):
+        found = evaluate_run(run, settings, ema=ema, device=device, meter=meter)
     if as_json:
         print(json.dumps({"run": str(run), "metrics": plain(found)}))
     elif not quiet:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from effuse.cli import INTERRUPTED, app
+from effuse.cli.display import stamped
 from effuse.cli.options import Device
 from effuse.transport import flower
 
@@ -58,7 +59,8 @@ def join(
     place, preview = folder or Path(f"site-{client_id}"), what_leaves if dry_run else None
 
     def report(line: str) -> None:
-        print(line, flush=True)
+        # a log needs the time; what a dry run prints is a page
+        print(line if sys.stdout.isatty() or dry_run else stamped(line), flush=True)
 
     try:
         limit = Limit(epsilon, delta, ledger)

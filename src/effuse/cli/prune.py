@@ -63,6 +63,13 @@ def show(report: dict[str, Any]) -> None:
     for name, m in before["metrics"].items():
         table.add_row(name, f"{m['value']:.4g}", f"{after['metrics'][name]['value']:.4g}", "")
     console().print(table)
+    whole, left = report["channels"]["before"], report["channels"]["after"]
+    share = left / whole
+    console().print(
+        f"{left:,} of {whole:,} channels are left ({share:.0%}): every group of a norm loses a whole number of them. "
+        f"A layer loses inputs and outputs, so about {share:.0%} x {share:.0%} = {share * share:.0%} of its weights stay.",
+        soft_wrap=True,
+    )
     console().print(
         f"the pruned model is in {report['out']}/model; effuse.load opens it, plain diffusers does not", soft_wrap=True
     )

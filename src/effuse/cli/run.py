@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Device, Json, Profiled, Quiet, RecipeName, Rounds, Seed, Settings, Workers, chosen
+from effuse.cli.options import (
+    Clients,
+    Data,
+    Device,
+    Json,
+    Profiled,
+    Quiet,
+    RecipeName,
+    Rounds,
+    Seed,
+    Settings,
+    Track,
+    Workers,
+    chosen,
+)
 from effuse.cli.progress import show_spread, tell, watched
 from effuse.core.errors import RecipeError
 from effuse.core.files import write_atomically
@@ -23,6 +37,7 @@ from effuse.tools.notebook import new_folder
 def run(
     recipe: RecipeName,
     set: Settings = None,
+    data: Data = None,
     engine: Annotated[
         str,
         typer.Option(help="How to run clients: simulator, loopback (encodes every message) or flower (one process each)."),
@@ -41,16 +56,17 @@ def run(
         Path | None,
         typer.Option(metavar="RUN", help="Take over RUN's preparation, such as FedDDPM's warm-up, instead of repeating it."),
     ] = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
     profile: Profiled = False,
 ) -> None:
     """Train by RECIPE, evaluate the model, and write a run folder."""
-    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
+    name, wanted, warnings = chosen(recipe, set, rounds, seed, clients, data)
     options: dict[str, Any] = {"engine": engine, "device": device, "workers": workers, "warm": warm}
     if seeds is None:
         folder = out or new_folder(name)
-        with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
+        with watched(folder, as_json, quiet, warnings=warnings, track=track) as observer, profiled(folder, profile) as spans:
             result = driver.begin(wanted, folder, name=name, **options, observer=Reporting(observer)).complete()
         tell(result, folder, spans, as_json, quiet)
         return
@@ -64,7 +80,7 @@ def run(
         RunFolder(folder).require_same(changed)
     results = {}
     for n, (changed, folder) in planned.items():
-        with watched(folder, as_json, quiet, warnings=warnings) as observer, profiled(folder, profile) as spans:
+        with watched(folder, as_json, quiet, warnings=warnings, track=track) as observer, profiled(folder, profile) as spans:
             if n in begun:
                 results[n] = driver.resume(folder, observer=Reporting(observer))
             else:

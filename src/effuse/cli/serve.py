@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Device, Json, Quiet, Rounds, Seed, Settings, chosen
+from effuse.cli.options import Clients, Data, Device, Json, Quiet, Rounds, Seed, Settings, Track, chosen
 from effuse.cli.progress import tell, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import Recipe, read_manifest
@@ -54,10 +54,12 @@ def serve(
         bool, typer.Option("--insecure", help="Accept connections from other machines without keys.")
     ] = False,
     set: Settings = None,
+    data: Data = None,
     device: Device = "auto",
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; by default a new one under runs/.")] = None,
+    track: Track = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,7 +73,7 @@ def serve(
         raise RecipeError("give a RECIPE to start a run, or --resume RUN to continue one")
     if resume is not None and out is not None:
         raise RunError(f"--resume {resume} and --out {out}: give one of them")
-    if recipe is None and (set or clients is not None or rounds is not None or seed is not None):
+    if recipe is None and (set or clients is not None or rounds is not None or seed is not None or data):
         raise RunError(f"--resume {resume}: the run keeps its recipe; leave out the options that change it")
     begun = resume is not None and (recipe is None or (resume / "manifest.json").exists())
     warnings: list[str] = []
@@ -80,7 +82,7 @@ def serve(
         manifest = read_manifest(folder)
         name, wanted = str(manifest.get("name")), Recipe.restore(manifest["recipe"])
     else:
-        name, wanted, warnings = chosen(recipe, set, rounds, seed, clients)
+        name, wanted, warnings = chosen(recipe, set, rounds, seed, clients, data)
         folder = resume or out or new_folder(name)
         if begun:
             RunFolder(folder).require_same(wanted)
@@ -90,7 +92,7 @@ def serve(
     again += f" --quorum {quorum}" * (quorum is not None) + f" --deadline {deadline:.12g}" * (deadline != DEADLINE)
     again += f" --grace {grace:.12g}" * (grace != GRACE)
     again += f" --images {images}" * (images is not None)
-    with watched(folder, as_json, quiet, f"{again} --resume", warnings) as observer:
+    with watched(folder, as_json, quiet, f"{again} --resume", warnings, track) as observer:
         if begun:
             result = driver.resume(folder, observer=Reporting(observer), served=engine)
         else:

@@ -21,7 +21,8 @@ def build(value: Any, hint: Any, where: str) -> Any:
         if accepts_text(hint) and not value.args and not value.kwargs:
             return value.name
         shown = f"{value.name}(...)" if value.args or value.kwargs else value.name
-        raise RecipeError(f"{where}: '{shown}' does not belong here; expected {describe(hint)}")
+        listed = f"; write it in brackets: [{shown}]" if spec_type(item_hint(hint)) is not None else ""
+        raise RecipeError(f"{where}: '{shown}' does not belong here; expected {describe(hint)}{listed}")
     if isinstance(value, str) and not accepts_text(hint) and spec_type(hint) is not None:
         return build(parse(value), hint, where)
     if isinstance(value, tuple):
@@ -30,8 +31,11 @@ def build(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-def build_text(source: str, hint: Any, where: str) -> Any:
-    """Parse text for a key of a known type. Where plain text is accepted, what cannot be parsed is taken as text."""
+def build_text(source: str, hint: Any, where: str, before: Any = None) -> Any:
+    """Parse text for a key of a known type. Where plain text is accepted, what cannot be parsed is taken as text.
+
+    Specs that the new value must have and does not name are those of the value `before`, such as an algorithm's solver.
+    """
     try:
         value = parse(source)
     except RecipeError as error:
@@ -40,7 +44,18 @@ def build_text(source: str, hint: Any, where: str) -> Any:
         raise RecipeError(f"{where}: {error}") from None
     if accepts_text(hint) and spec_type(hint) is None and isinstance(value, Call):
         return source
+    if isinstance(value, Call) and isinstance(before, Spec) and (base := spec_type(hint)) is not None:
+        value = _completed(value, find(base, value.name, where), before)
     return build(value, hint, where)
+
+
+def _completed(call: Call, cls: type[Spec], before: Spec) -> Call:
+    """The call with the required specs that it leaves out and the value before it has."""
+    hints, required = field_hints(cls), {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
+    named = {*list(hints)[: len(call.args)], *(key for key, _ in call.kwargs)}
+    missing = [key for key in hints if key in required - named and spec_type(hints[key]) is not None]
+    kept = [(key, parse(text(own))) for key in missing if isinstance(own := getattr(before, key, None), Spec)]
+    return dataclasses.replace(call, kwargs=(*call.kwargs, *kept))
 
 
 def _build_spec(call: Call, base: type[Spec], where: str) -> Spec:
@@ -91,7 +106,9 @@ def replace(value: Spec, path: list[str], sources: Mapping[str, str], where: str
         if key not in hints:
             raise RecipeError(f"{where or 'recipe'}: no key '{key}'; {nearest(key, hints)}")
     if not path:
-        built = {key: build_text(source, hints[key], _below(where, key)) for key, source in sources.items()}
+        built = {
+            key: build_text(source, hints[key], _below(where, key), getattr(value, key)) for key, source in sources.items()
+        }
         return with_values(value, where, **built)
     key, place = path[0], _below(where, path[0])
     inner = getattr(value, key)

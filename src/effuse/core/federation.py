@@ -69,6 +69,7 @@ class Federation(ABC):
         self.noted: dict[str, Any] = {}  # what the algorithm records of this round
         self.memo: dict[str, Any] = {}  # what a server program computes once per process; not saved
         self.on_reply: Callable[[int, Any], None] = lambda client, reply: None
+        self.on_wait: Callable[[Sequence[int], float], None] = lambda clients, until: None
         self._call = 0
         self._busy: set[int] = set()
         self._column = TRAINING
@@ -99,7 +100,7 @@ class Federation(ABC):
         """End a round; an answer that was never consumed is an error."""
         if self._busy:
             waiting = ", ".join(map(str, sorted(self._busy)))
-            raise FederationError(f"round {self.t}: answers of clients {waiting} were never taken; consume every ask")
+            raise FederationError(f"round {self.t + 1}: answers of clients {waiting} were never taken; consume every ask")
 
     def restore(self, snapshots: Mapping[int, str], received: Mapping[str, Sequence[int]]) -> None:
         """Continue from the client states and receipts that a checkpoint names."""
@@ -117,7 +118,7 @@ class Federation(ABC):
         total = len(self.clients)
         n = cohort_size(cohort, total)
         if not 1 <= n <= total:
-            place = f"round {self.t}: a cohort of {n}"
+            place = f"round {self.t + 1}: a cohort of {n}"
             raise FederationError(f"{place} cannot be drawn from {total} clients; set algorithm.cohort")
         if n >= len(self.present):
             return list(self.present)
@@ -163,7 +164,8 @@ class Federation(ABC):
         to groups and gives one result per group. `start` is an earlier result, or one per group, that means continue from.
         """
         messages = to if isinstance(to, Mapping) else self._one_each(job, to)
-        fields, where = reduced_fields(job_of(self.algorithm, job.__name__).returns), f"round {self.t}, job '{job.__name__}'"
+        fields = reduced_fields(job_of(self.algorithm, job.__name__).returns)
+        where = f"round {self.t + 1}, job '{job.__name__}'"
         if not fields:
             raise FederationError(f"{where}: no field of its reply says how it is reduced; use Annotated[Model, by_weight]")
         for what, given in (("weight", weight), ("group", group)):
@@ -216,7 +218,7 @@ class Federation(ABC):
 
     def _one_each(self, job: Callable[..., Any], clients: Sequence[int]) -> dict[int, Message]:
         if len(set(clients)) != len(clients):
-            raise FederationError(f"round {self.t}, job '{job.__name__}': a client is asked twice in {list(clients)}")
+            raise FederationError(f"round {self.t + 1}, job '{job.__name__}': a client is asked twice in {list(clients)}")
         return dict.fromkeys(clients, {})
 
     def _sent(
@@ -230,9 +232,9 @@ class Federation(ABC):
         carried: dict[int, set[str]] = {}  # arguments sent once; received when the reply is accepted
         for client, own in messages.items():
             if client not in self._known:
-                raise FederationError(f"round {self.t}, job '{what.name}': there is no client {client}")
+                raise FederationError(f"round {self.t + 1}, job '{what.name}': there is no client {client}")
             if client in self._busy:
-                place = f"round {self.t}, job '{what.name}': client {client}"
+                place = f"round {self.t + 1}, job '{what.name}': client {client}"
                 raise FederationError(f"{place} still owes an answer; take it first")
             missing = self.received.missing(once, client)
             values = {**arguments, **own, **missing}
@@ -326,7 +328,7 @@ class Federation(ABC):
         try:
             return job.arguments(**arguments)
         except TypeError as error:
-            raise FederationError(f"round {self.t}, job '{job.name}': {error}") from None
+            raise FederationError(f"round {self.t + 1}, job '{job.name}': {error}") from None
 
     def _address(self, job: str, call: int, client: int) -> Stream:
         return stream(self.seed, self.t, job, call, client, "")

@@ -38,7 +38,9 @@ def parse(source: str) -> Any:
             raise RecipeError(f"'{clip(source)}' expands to {n} values; at most {LONGEST_LIST} are allowed")
         return _value(node, source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise RecipeError(f"cannot read '{clip(source)}': expected a literal, a list or name(key=value)") from None
+        counts = [(source.count(a), source.count(b)) for a, b in ("()", "[]")]
+        hint = "; a bracket is missing" if any(opened != closed for opened, closed in counts) else ""
+        raise RecipeError(f"cannot read '{clip(source)}': expected a literal, a list or name(key=value){hint}") from None
 
 
 def _written_out(node: ast.AST) -> int:
@@ -66,6 +68,8 @@ def _value(node: ast.AST, source: str) -> Any:
         case ast.BinOp(op=ast.Mult(), left=ast.List() as left, right=ast.Constant(value=int(times))):
             items = _value(left, source)
             return items * times
+        case ast.Name(id="true" | "false" as word):
+            return word == "true"
         case ast.Name() | ast.Attribute():
             return Call(_dotted(node, source))
         case ast.Call(func=func, args=args, keywords=keywords) if all(k.arg for k in keywords):

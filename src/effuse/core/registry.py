@@ -11,6 +11,13 @@ from typing import ClassVar, get_origin
 from effuse.core.errors import RecipeError, nearest
 from effuse.core.spec import Spec
 
+# what others call it, and how it is written here
+ELSEWHERE = {
+    "dirichlet": "a Dirichlet split is label_skew(beta=0.5), or quantity_skew(beta=0.5) for the sizes alone",
+    "noniid": "a Dirichlet split is label_skew(beta=0.5); `effuse list partition` shows the others",
+    "ddpm": "sampling as in DDPM is ancestral()",
+    "imagefolder": 'a folder of images is folder("PATH")',
+}
 SPEC_PACKAGES = ("core", "data", "tasks", "diffusion", "models", "privacy", "metrics", "algorithms")
 
 
@@ -20,7 +27,8 @@ def find(base: type[Spec], name: str, where: str) -> type[Spec]:
     found = known.get(plain(name))
     if found is None:
         kind = "name" if base is Spec else base.name.replace("_", " ")
-        raise RecipeError(f"{where}: no {kind} '{name}'; {nearest(name, (c.name for c in known.values()))}")
+        remedy = ELSEWHERE.get(plain(name)) or nearest(name, (c.name for c in known.values()))
+        raise RecipeError(f"{where}: no {kind} '{name}'; {remedy}")
     return found
 
 

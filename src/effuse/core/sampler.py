@@ -32,6 +32,15 @@ class Sampler(Spec, ABC):
     ) -> Tensor:
         """Images in [-1, 1]; `tick` is called after every network evaluation."""
 
+    def calls(self, task: Task) -> int:
+        """The number of network evaluations that an image takes."""
+        return 1
+
+    @property
+    def passes(self) -> int:
+        """The number of inputs that the network computes in one evaluation of one image."""
+        return 1
+
     def ready(self, task: Task, conditional: bool) -> None:
         """Raise early what `draw` would raise later. `conditional`: the model takes labels."""
         self.scheduler(task)

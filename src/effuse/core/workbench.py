@@ -241,8 +241,9 @@ class Workbench:
     def where(self) -> str:
         """The round, the client and the job, for error messages."""
         _, t, job, *_ = (*self._address.key, None, None, None)
+        number = t + 1 if isinstance(t, int) else t  # rounds are shown counted from 1
         place = "the server" if self.id == SERVER else f"client {self.id}"
-        return f"round {t}, {place}, job '{job}'"
+        return f"round {number}, {place}, job '{job}'"
 
     def _data(self, data: Shard) -> Shard:
         if not len(data):

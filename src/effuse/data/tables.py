@@ -47,6 +47,8 @@ def read_table(path: Path, headings: tuple[str, ...] | None = None) -> Attribute
             raise DataError(f"{path}: not a CSV ({error}); write commas between the values") from None
     if not cells:
         raise DataError(f"{path}: empty; expected a heading, then one line per image")
+    if len(cells[0]) == 1 and cells[0][0].count(";"):
+        raise DataError(f"{path}: its values are separated by semicolons; export it with commas between them")
     columns = tuple(name.strip() for name in cells[0][1:])
     rows: dict[str, list[str]] = {}
     for number, row in enumerate(cells[1:], start=start + 1):

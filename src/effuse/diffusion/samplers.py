@@ -70,6 +70,13 @@ class Scheduled(Sampler):
         self.plan(task)
         refuse_guidance(self.guidance, conditional)
 
+    def calls(self, task: Task) -> int:
+        return len(self.plan(task)[1])
+
+    @property
+    def passes(self) -> int:
+        return 2 if self.guidance else 1
+
     def count(self, task: Denoise) -> int:
         """The number of steps, which may not exceed those of training."""
         steps = self.steps or task.schedule.steps

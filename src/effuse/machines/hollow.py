@@ -26,6 +26,7 @@ class Hollow(Machine):
         self.device = torch.device("meta")
         self.meter = Meter()
         self.steps: Counter[str] = Counter()
+        self.images: Counter[Arch] = Counter()  # trained on, by network
         self._tried: set[Any] = set()  # private losses
         self._nets: dict[Arch, Net] = {}
         self._values: dict[Arch, tuple[Params, Buffers]] = {}
@@ -51,6 +52,7 @@ class Hollow(Machine):
         units = size if work.private is None else len(work.private.units)
         steps, images = work.solver.steps_on(units), work.solver.images_on(units)
         self.steps["server" if work.place == SERVER else "client"] += steps
+        self.images[net.arch] += images
         params, _ = self.values(net)
         moments = None
         if work.solver.state == "kept":

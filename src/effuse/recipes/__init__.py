@@ -17,6 +17,7 @@ from effuse.core.errors import RecipeError, alike, nearest
 from effuse.core.grammar import Call, parse
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.table import Table
+from effuse.recipes.files import SUFFIX, beside, read_recipe
 
 
 @functools.cache
@@ -45,11 +46,14 @@ def _functions(kind: type) -> dict[str, Callable[..., Any]]:
 
 def find_recipe(source: str) -> tuple[str, Recipe]:
     """A name for the recipe, and the recipe behind a name, a call, or the path of a manifest."""
+    if source.endswith(SUFFIX) and "(" not in source:
+        return Path(source).stem, read_recipe(Path(source))
     # a recipe takes precedence over a folder of the same name
     path = source.endswith(".json") or ("/" in source and "(" not in source)
     if path or (source not in catalogue() and os.path.exists(source)):
         manifest = read_manifest(Path(source))
-        return str(manifest.get("name") or "run"), Recipe.restore(manifest["recipe"])
+        folder = Path(source) if Path(source).is_dir() else Path(source).parent
+        return str(manifest.get("name") or "run"), beside(Recipe.restore(manifest["recipe"]), folder)
     if "(" not in source and source not in {**catalogue(), **tables()}:
         remedy = alike(source, catalogue()) or "`effuse list` shows every name"
         raise RecipeError(f"there is neither a recipe '{source}' nor a run folder or file of that name; {remedy}")

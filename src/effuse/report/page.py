@@ -101,10 +101,7 @@ def samples(facts: Facts) -> str:
         f'<input id="round" type="range" min="0" max="{last}" value="{last}" data-for="pictures">'
         '<output id="round-told" for="round"></output></div>'
     )
-    classes = facts.manifest.get("classes")
-    named = isinstance(classes, list) and 1 < len(classes) < 30
-    rows = f" Rows from top to bottom: {', '.join(map(str, classes or ()))}." if named else ""
-    about = f"Generated images.{rows} A model can repeat an image that it was trained on; an audit measures that."
+    about = "Generated images. A model can repeat an image that it was trained on; an audit measures that."
     shown = f'<div class="pictures" id="pictures">{"".join(figures)}</div>'
     return section("Samples", paragraph(about, "soft"), slider if last else "", shown)
 

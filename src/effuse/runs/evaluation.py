@@ -15,8 +15,8 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.files import cache_folder, write_atomically
-from effuse.core.grid import save_grid
-from effuse.core.machine import Machine
+from effuse.core.grid import save_grid, too_young
+from effuse.core.machine import Machine, Meter
 from effuse.core.metric import Images, Measurement, Metric, Subject
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
@@ -41,6 +41,7 @@ class Evaluator:
         self.bench = bench
         self.cache = cache
         self.memo: dict[str, Any] = {}
+        self.note: str | None = None  # on the images of the last picture
 
     def samples(self, model: Model) -> Images | None:
         """The samples that the metrics measure, drawn from the same noise in every round."""
@@ -106,9 +107,14 @@ class Evaluator:
         """The metrics of one model; saves a grid of its samples."""
         images = self.samples(model)
         if images is not None and self.recipe.evaluate.grid:
-            save_grid(images.first(self.recipe.evaluate.grid), picture)
+            self._picture(images, picture)
         metrics = self.recipe.evaluate.metrics
         return self.measure(images, model, tuple(m for m in metrics if self.recipe.sampler is not None or not m.samples))
+
+    def _picture(self, images: Images, path: Path) -> None:
+        some = images.first(self.recipe.evaluate.grid)
+        save_grid(some, path, self.train.classes)
+        self.note = too_young(some)
 
     def evaluate_images(self, images: Images) -> dict[str, Measurement]:
         """The recipe's metrics of existing images, in random order; metrics that want more images take all there are."""
@@ -140,7 +146,7 @@ class Evaluator:
                     # labels cycle through the classes: the first rows of every client would cover a few classes only
                     shares.append(drawn.images.rows((torch.arange(share) + len(shares) * share) % n))
                     if grid:
-                        save_grid(drawn.images.first(grid), pictures.with_stem(f"{pictures.stem}-client-{client}"))
+                        self._picture(drawn.images, pictures.with_stem(f"{pictures.stem}-client-{client}"))
         if not shares:
             return {}, digests
         found: dict[str, Measurement] = {}
@@ -164,6 +170,15 @@ def in_turn(shares: list[Images]) -> Images:
 def wanted_samples(recipe: Recipe) -> int:
     """The number of samples that the grid and every metric need."""
     return max([recipe.evaluate.grid, *(m.samples for m in recipe.evaluate.metrics)])
+
+
+def evaluation_calls(recipe: Recipe, owners: int = 0, averaged: bool = False) -> int:
+    """The network evaluations of one evaluation: of the delivered model, or of the models of so many owners."""
+    if recipe.sampler is None or not (n := wanted_samples(recipe)):
+        return 0
+    if isinstance(recipe.algorithm, Personal):
+        n = owners * shares_of(recipe, owners)[1]
+    return n * recipe.sampler.calls(recipe.task) * (2 if averaged else 1)
 
 
 def shares_of(recipe: Recipe, clients: int) -> tuple[int, int]:
@@ -199,8 +214,10 @@ def _clients(run: Path, recipe: Recipe, train: Dataset, machine: Machine) -> tup
     return fed, ended.server
 
 
-def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: str = "auto") -> dict[str, Measurement]:
-    """Measure a finished run's saved model with its recipe's metrics, changed by `settings`."""
+def evaluate_run(
+    run: Path, settings: list[str], *, ema: bool = False, device: str = "auto", meter: Meter | None = None
+) -> dict[str, Measurement]:
+    """Measure a run's model with its recipe's metrics, changed by `settings`; the meter counts the work."""
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
     train, test = recipe.data.load("train").to(opened.device), recipe.data.load("test")
@@ -210,6 +227,7 @@ def evaluate_run(run: Path, settings: list[str], *, ema: bool = False, device: s
         raise RecipeError("the recipe has no metrics; name some, such as --metrics '[fid(n=1000, encoder=classifier())]'")
     torch.set_num_threads(recipe.threads)
     machine, model = machine_for(recipe, opened.device), opened.model.to(opened.device)
+    machine.meter = meter or machine.meter
     evaluator = Evaluator(recipe, train, test, Workbench(machine, recipe.task, recipe.rounds), cache_folder())
     picture = run / "samples" / f"evaluation{'-ema' if ema else ''}.png"
     if isinstance(recipe.algorithm, Personal):

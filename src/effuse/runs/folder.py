@@ -44,6 +44,13 @@ class Checkpoint:
     seconds: float
 
 
+@message(name="checkpoint.unevaluated")
+class Unevaluated(Checkpoint):
+    """A checkpoint before the evaluation of its last round, whose line is not yet in rounds.jsonl."""
+
+    record: str  # that line without the evaluation
+
+
 class RunFolder:
     """Paths and writes of one run."""
 

@@ -1,5 +1,6 @@
 """The events of a run, for displays and trackers."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from effuse.core.machine import Meter
@@ -21,6 +22,12 @@ class Observer:
 
     def phase(self, words: str) -> None:
         """The run begins an activity, such as evaluating."""
+
+    def evaluating(self, evaluations: int) -> None:
+        """An evaluation begins; drawing its images takes so many network evaluations."""
+
+    def waiting(self, clients: Sequence[int], until: float) -> None:
+        """The server waits for these sites, until a time of `time.monotonic()`; for none, when it goes on."""
 
     def replied(self, t: int, client: int, loss: float | None) -> None:
         """A client's reply was accepted."""

@@ -92,6 +92,7 @@ class RoundRecord(Record):
     clients: Mapping[str, ClientRecord] | None = None
     silent: list[int] | None = None  # clients that gave no answer that could be used
     metrics: Mapping[str, float] | None = None  # None where the model was not evaluated
+    measuring: int | None = None  # network calls of that evaluation
     traffic: Traffic
 
 

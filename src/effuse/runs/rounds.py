@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from effuse.core.capabilities import Averages, Discloses, Personal, Prepares
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
-from effuse.core.files import cache_folder
+from effuse.core.files import cache_folder, parsed
 from effuse.core.ledger import TRAINING
 from effuse.core.metric import Measurement
 from effuse.core.model import Model
@@ -27,8 +28,8 @@ from effuse.fast import keep, machines_for
 from effuse.metrics.cost import costs, figures
 from effuse.metrics.history import accuracy_over_rounds
 from effuse.models.cut import Cuttable
-from effuse.runs.evaluation import Evaluator
-from effuse.runs.folder import Checkpoint, RunFolder
+from effuse.runs.evaluation import Evaluator, evaluation_calls
+from effuse.runs.folder import Checkpoint, RunFolder, Unevaluated
 from effuse.runs.observer import Observer
 from effuse.runs.records import ClientRecord, Result, RoundRecord, Seconds, Traffic, made, plain
 from effuse.runs.save import save_model, weights_digest
@@ -99,6 +100,7 @@ class Run:
         protections = self.plan.protections
         self.fed = engine(EngineContext(recipe, train, self.machines, workers, folder.path, observer.said, protections))
         self.fed.on_reply = lambda client, reply: observer.replied(self.fed.federated, client, getattr(reply, "loss", None))
+        self.fed.on_wait = observer.waiting
         self.bench_state = Snapshots(folder.path / "server", run=folder.digest)
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
         self.ema: Model | None = None
@@ -107,6 +109,9 @@ class Run:
         self.metrics: dict[str, Measurement] = {}
         self.unevaluated = False  # the rounds were copied from another run, and only the evaluation is left
         self.digests: list[str] = []
+        self.pending: RoundRecord | None = None  # of a round whose evaluation was interrupted
+        self.evaluation_seconds = math.inf  # of the last evaluation; before the first, it may take any time
+        self.checked, self.spent = time.monotonic(), 0.0  # when the last checkpoint was written, and how long that took
 
     def complete(self) -> Result:
         """Run from the last checkpoint, or from the start, to the result."""
@@ -124,9 +129,14 @@ class Run:
         self.seconds -= time.monotonic()
         server, t, federated = self._start()
         sent = fed.ledger.report()[TRAINING]["bytes"]["total"]
-        self.observer.started(recipe, str(self.folder.path), federated, self.machine.meter, sent)
-        checked, spent = time.monotonic(), 0.0
-        started, trained, evaluated = time.monotonic(), 0, 0
+        closed, waits = federated, self.pending
+        if waits is not None:  # its round is closed after this
+            sent, closed = sent - waits.traffic.bytes.total, federated - (waits.phase == FEDERATE)
+        self.observer.started(recipe, str(self.folder.path), closed, self.machine.meter, sent)
+        if self.pending is not None:  # the run was interrupted in the evaluation of a round
+            self._record(self.pending, server, federated, recipe.over(server, federated))
+        self.checked, started = time.monotonic(), time.monotonic()
+        trained, evaluated = self.machine.meter.images, self.machine.meter.evaluations
         last = algorithm.deliver(server)
         for done in rounds_of(recipe, fed, server, t, federated):
             prepared = self._prepares(server) and not self._prepares(done.server)
@@ -137,38 +147,28 @@ class Run:
             with span("aggregate"):
                 if not model.params.finite():
                     raise TrainingError(
-                        f"round {done.t}: the new model holds a non-finite number; lower the learning rate or set clip"
+                        f"round {done.t + 1}: the new model holds a non-finite number; lower the learning rate or set clip"
                     )
                 if done.federated:  # phases before the first federated round are not averaged
                     self.ema = self._averaged(server, model, new=model is not last)
             last = model
-            seconds, metrics = time.monotonic() - started, None
-            about = self._about(done, trained, evaluated)
-            if done.evaluate:
-                self.observer.phase("evaluating")
-                with span("evaluate"):
-                    self._evaluate(server, done.federated, done.over)
-                metrics = {name: m.value for name, m in self.metrics.items()}
-            traffic = Traffic.from_json(fed.ledger.close(), "the ledger")
-            total = Seconds(round=seconds, total=time.monotonic() - started)
-            record = RoundRecord(**about, metrics=metrics, traffic=traffic, seconds=total)
-            self.folder.append(record)
-            self.observer.closed(record)
+            about, traffic = self._about(done, trained, evaluated), Traffic.from_json(fed.ledger.close(), "the ledger")
+            seconds = time.monotonic() - started
+            record = RoundRecord(**about, traffic=traffic, seconds=Seconds(round=seconds, total=seconds))
             t, federated = done.t + 1, done.federated
-            # writing checkpoints takes at most a tenth of the time, so short rounds skip some
-            if done.over or prepared or spent <= CHECKPOINT_SHARE * (time.monotonic() - checked):
-                self.observer.phase("checkpoint")
-                before = time.monotonic()
-                with span("checkpoint"):
-                    self._checkpoint(server, t, federated, prepared)
-                checked = time.monotonic()
-                spent = checked - before
+            if done.evaluate:
+                # an evaluation that takes long is not lost, nor is the training before it
+                if done.over or self._worth_it(self.evaluation_seconds):
+                    self._checkpoint(server, t, federated, record=record)
+                self._record(record, server, federated, done.over)
+            else:
+                self._close(record)
+            if done.over or prepared or self._worth_it(0.0):
+                self._checkpoint(server, t, federated, prepared)
                 self.observer.phase("training")
             started, trained, evaluated = time.monotonic(), self.machine.meter.images, self.machine.meter.evaluations
         if self.unevaluated:
-            self.observer.phase("evaluating")
-            with span("evaluate"):
-                self._evaluate(server, federated, over=True)
+            self._evaluate(server, federated, over=True)
         with span("checkpoint"):
             return self._finish(server, t, federated)
 
@@ -185,6 +185,9 @@ class Run:
             self.metrics = {name: made(m, Measurement, "the checkpoint") for name, m in (metrics or {}).items()}
             self.unevaluated = metrics is None
             fed.workbench.state = placed(self.bench_state.read(saved.workbench), self.machine.device)
+            if isinstance(saved, Unevaluated):
+                record = parsed(saved.record.encode(), self.folder.path / "checkpoints")
+                self.pending = RoundRecord.from_json(record, "the checkpoint")
             self.folder.cut(saved.lines)
             return placed(saved.server, self.machine.device), saved.t, saved.federated
         self.folder.cut(0)
@@ -249,36 +252,80 @@ class Run:
         about["clients"] = {str(k): ClientRecord(fed.reported.get(k), fed.seconds.get(k)) for k in answered} or None
         return about | {"at_a_time": fed.at_a_time, "noted": fed.noted or None, "silent": sorted(fed.silent) or None}
 
-    def _evaluate(self, server: Server, federated: int, over: bool) -> None:
-        picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
-        self.metrics, self.digests = self.evaluator.evaluate(self.fed, server, self.ema, picture)
-        if over:
-            self.metrics |= self.evaluator.evaluate_kept(server)
+    def _record(self, record: RoundRecord, server: Server, federated: int, over: bool) -> None:
+        """Evaluate the model after a round, and write the round's line."""
+        began, calls = time.monotonic(), self.machine.meter.evaluations
+        self._evaluate(server, federated, over)
+        self.evaluation_seconds = time.monotonic() - began
+        evaluation = Traffic.from_json(self.fed.ledger.close(), "the ledger").evaluation
+        whole = dataclasses.replace(
+            record,
+            metrics={name: m.value for name, m in self.metrics.items()},
+            measuring=self.machine.meter.evaluations - calls,
+            traffic=dataclasses.replace(record.traffic, evaluation=evaluation),
+            seconds=Seconds(round=record.seconds.round, total=record.seconds.total + self.evaluation_seconds),
+        )
+        self._close(whole)
 
-    def _checkpoint(self, server: Server, t: int, federated: int, prepared: bool = False) -> None:
+    def _close(self, record: RoundRecord) -> None:
+        self.folder.append(record)
+        self.observer.closed(record)
+
+    def _evaluate(self, server: Server, federated: int, over: bool) -> None:
+        algorithm = self.recipe.algorithm
+        owners = len(list(algorithm.owners(server, self.fed))) if isinstance(algorithm, Personal) else 0
+        averaged = algorithm.averages if isinstance(algorithm, Personal) else self.ema is not None
+        self.observer.phase("evaluating")
+        self.observer.evaluating(evaluation_calls(self.recipe, owners, averaged))
+        picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
+        with span("evaluate"):
+            self.metrics, self.digests = self.evaluator.evaluate(self.fed, server, self.ema, picture)
+            if over:
+                self.metrics |= self.evaluator.evaluate_kept(server)
+        if self.evaluator.note is not None:
+            self.observer.said(f"note: {self.evaluator.note}")
+
+    def _worth_it(self, ahead: float) -> bool:
+        """Whether a checkpoint takes at most a tenth of the time since the last one and of the seconds ahead."""
+        return self.spent <= CHECKPOINT_SHARE * (time.monotonic() - self.checked + ahead)
+
+    def _checkpoint(
+        self, server: Server, t: int, federated: int, prepared: bool = False, record: RoundRecord | None = None
+    ) -> None:
+        """Write a checkpoint; one that is followed by an evaluation holds the round's record."""
+        self.observer.phase("checkpoint")
+        before = time.monotonic()
+        with span("checkpoint"):
+            self._write_checkpoint(server, t, federated, prepared, record)
+        self.checked = time.monotonic()
+        self.spent = self.checked - before
+
+    def _write_checkpoint(self, server: Server, t: int, federated: int, prepared: bool, record: RoundRecord | None) -> None:
         fed, state = self.fed, self.fed.workbench.state
         workbench = f"{t}" if state else None
         if workbench is not None:
             self.bench_state.write(workbench, state)
         fed.settle()
-        self.folder.save_checkpoint(
-            Checkpoint(
-                t=t,
-                federated=federated,
-                server=server,
-                ema=self.ema,
-                averaged=self.averaged,
-                snapshots=dict(fed.snapshots),
-                received={name: tuple(sorted(clients)) for name, clients in fed.received.items()},
-                workbench=workbench,
-                ledger=fed.ledger.saved(),
-                metrics=json.dumps(plain(self.metrics)),
-                digests=self.digests,
-                lines=self.folder.rounds.stat().st_size,
-                seconds=self.seconds + time.monotonic(),
-            ),
-            prepared,
-        )
+        holds: dict[str, Any] = {
+            "t": t,
+            "federated": federated,
+            "server": server,
+            "ema": self.ema,
+            "averaged": self.averaged,
+            "snapshots": dict(fed.snapshots),
+            "received": {name: tuple(sorted(clients)) for name, clients in fed.received.items()},
+            "workbench": workbench,
+            "ledger": fed.ledger.saved(),
+            "metrics": json.dumps(plain(self.metrics)),
+            "digests": self.digests,
+            "lines": self.folder.rounds.stat().st_size if self.folder.rounds.exists() else 0,
+            "seconds": self.seconds + time.monotonic(),
+        }
+        if record is None:
+            checkpoint = Checkpoint(**holds)
+        else:
+            checkpoint = Unevaluated(**holds, record=json.dumps(record.to_json(), allow_nan=False))
+        self.folder.save_checkpoint(checkpoint, prepared)
         self.bench_state.prune({workbench}, workbench)
         fed.durable = dict(fed.snapshots)
 

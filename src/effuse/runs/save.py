@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from effuse.core.build import build_text
 from effuse.core.capabilities import Personal
-from effuse.core.errors import RecipeError, RunError
+from effuse.core.errors import RecipeError, RunError, nearest
 from effuse.core.files import writing
 from effuse.core.machine import Meter
 from effuse.core.metric import Images
@@ -57,28 +58,47 @@ class Loaded:
     run: Path
     device: torch.device = torch.device("cpu")
     meter: Meter = dataclasses.field(default_factory=Meter)
+    classes: tuple[str, ...] = ()  # names of the labels
+    rounds: int | None = None  # that the model was trained for, if the run is not finished
+
+    @property
+    def unfinished(self) -> str | None:
+        """A sentence on a model of an unfinished run."""
+        if self.rounds is None:
+            return None
+        return f"{self.run} is not finished: this is its model after round {self.rounds} of {self.recipe.rounds}"
 
     def sample(
         self,
         n: int,
         *,
         seed: int = 0,
-        labels: Sequence[int] | None = None,
-        sampler: Sampler | None = None,
+        labels: Sequence[int | str] | None = None,
+        sampler: Sampler | str | None = None,
         batch: int | None = None,
     ) -> Images:
-        """Draw `n` images; the same seed gives the same images."""
+        """Draw `n` images, of these classes by number or name; the same seed gives the same images."""
         sampler = self._sampler(sampler, batch)
         torch.set_num_threads(self.recipe.threads)
         self.machine.meter = self.meter
         bench = Workbench(self.machine, self.recipe.task, self.recipe.rounds)
-        wanted = None if labels is None else self._labels([int(label) for label in labels], n)
+        wanted = None if labels is None else self._labels([self.label(label) for label in labels], n)
         return bench.generate(self.model.to(self.device), n, sampler, wanted, stream=sampling_stream(seed))
 
     @functools.cached_property
     def machine(self) -> Eager:
         """The machine that draws: on a GPU bf16 with recorded graphs, as in a run, unless the recipe has `speed=eager`."""
         return machine_for(self.recipe, self.device)
+
+    def label(self, given: int | str) -> int:
+        """The number of a class that is given by its name or its number."""
+        if str(given) in self.classes and not isinstance(given, int):
+            return self.classes.index(str(given))
+        try:
+            return int(given)
+        except ValueError:
+            remedy = nearest(str(given), self.classes) if self.classes else "give its number"
+            raise RecipeError(f"labels: {self.run} has no class {str(given)!r}; {remedy}") from None
 
     def _labels(self, labels: list[int], n: int) -> torch.Tensor:
         if not self.model.arch.conditional:
@@ -92,17 +112,18 @@ class Loaded:
         return torch.tensor(labels)
 
     def seeds(
-        self, n: int, *, seed: int = 0, sampler: Sampler | None = None, batch: int | None = None
+        self, n: int, *, seed: int = 0, sampler: Sampler | str | None = None, batch: int | None = None
     ) -> list[dict[str, int]]:
         """The torch seed of every batch; with these plain diffusers draws the same images."""
         drawn = batch_seeds(sampling_stream(seed), n, self._sampler(sampler, batch).batch)
         return [{"torch_seed": s, "first": first, "size": size} for s, first, size in drawn]
 
-    def _sampler(self, sampler: Sampler | None, batch: int | None) -> Sampler:
-        sampler = sampler or self.recipe.sampler
-        if sampler is None:
+    def _sampler(self, sampler: Sampler | str | None, batch: int | None) -> Sampler:
+        given = build_text(sampler, Sampler, "sampler") if isinstance(sampler, str) else sampler
+        chosen: Sampler | None = given or self.recipe.sampler
+        if chosen is None:
             raise RecipeError(f"{self.run}: its recipe has no sampler, so the model cannot draw images; give one")
-        return sampler if batch is None else dataclasses.replace(sampler, batch=batch)
+        return chosen if batch is None else dataclasses.replace(chosen, batch=batch)
 
 
 def sampling_stream(seed: int) -> Stream:
@@ -112,18 +133,31 @@ def sampling_stream(seed: int) -> Stream:
 def load(run: Path | str, *, ema: bool = False, client: int | None = None, device: str = "cpu") -> Loaded:
     """Open a run's model: the global one, its moving average, or one client's own."""
     run = Path(run)
-    recipe = Recipe.restore(read_manifest(run)["recipe"])
-    folder = run / ("model-ema" if ema else "model")
-    if not RunFolder(run).result.exists():
-        raise RunError(f"{run} is not finished and has no model yet; finish it with `effuse resume {run}`")
+    manifest = read_manifest(run)
+    recipe = Recipe.restore(manifest["recipe"])
     if ema and isinstance(recipe.algorithm, Personal):
         raise RunError(f"{run}: the clients' own models have no moving average; leave --ema out")
-    if ema and not folder.is_dir():
+    model, rounds = _delivered(run, ema) if RunFolder(run).result.exists() else _so_far(run, recipe, ema)
+    if model is None:
         raise RunError(f"{run} has no moving average; run it with --set ema=0.99")
-    model, _ = load_model(folder)
     if client is not None:
         model = _personal(run, recipe, client, model)
-    return Loaded(model, recipe, run, torch.device(device))
+    return Loaded(model, recipe, run, torch.device(device), classes=tuple(manifest.get("classes") or ()), rounds=rounds)
+
+
+def _delivered(run: Path, ema: bool) -> tuple[Model | None, int | None]:
+    """The model of a finished run."""
+    folder = run / ("model-ema" if ema else "model")
+    return (None if ema and not folder.is_dir() else load_model(folder)[0]), None
+
+
+def _so_far(run: Path, recipe: Recipe, ema: bool) -> tuple[Model | None, int | None]:
+    """The model of an unfinished run's last checkpoint, and the number of rounds that it was trained for."""
+    saved = RunFolder(run).load_checkpoint()
+    if saved is None:
+        raise RunError(f"{run} has no checkpoint yet, and so no model; wait for its first round, or `effuse resume {run}`")
+    model = saved.ema if ema else recipe.algorithm.deliver(saved.server)
+    return (None if model is None else model.to("cpu")), saved.federated
 
 
 def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
@@ -138,3 +172,10 @@ def _personal(run: Path, recipe: Recipe, client: int, model: Model) -> Model:
     bench: Any = Workbench(Eager(torch.device("cpu")), recipe.task, recipe.rounds, client)
     bench.state = Snapshots(run / "clients" / str(client), run=bound_to(run)).read(name)
     return recipe.algorithm.own(bench, model)
+
+
+def require_finished(run: Path) -> None:
+    """Refuse a run that has not come to its end."""
+    read_manifest(run)
+    if not RunFolder(run).result.exists():
+        raise RunError(f"{run} is not finished; finish it with `effuse resume {run}`")

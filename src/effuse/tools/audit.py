@@ -20,7 +20,7 @@ from effuse.core.rng import Stream
 from effuse.core.spec import text
 from effuse.core.task import Task
 from effuse.runs.folder import RunFolder
-from effuse.runs.save import Loaded, load
+from effuse.runs.save import Loaded, load, require_finished
 from effuse.tasks.denoise import Denoise
 from effuse.tools.audit_model import MEMBERS, Canaries, Target, audit_models
 from effuse.tools.export import auxiliary_of
@@ -46,6 +46,7 @@ def audit_run(
     `which="generator"` audits the generators that FedDiff's clients sent, each against its own client's images. Audited
     images are those that the server keeps, or `n` drawn by the recipe's sampler.
     """
+    require_finished(run)
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe, manifest = opened.recipe, read_manifest(run)
     if isinstance(recipe.algorithm, Personal):

@@ -6,14 +6,14 @@ from typing import Any, cast
 import torch
 
 from effuse.core.algorithm import Server
-from effuse.core.capabilities import Companions, Discloses, Personal, StopsEarly
+from effuse.core.capabilities import Averages, Companions, Discloses, Personal, StopsEarly
 from effuse.core.data import Dataset, Shard
 from effuse.core.ledger import EVALUATION, TRAINING
 from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.fast import cpu_slots
 from effuse.metrics.cost import activation_bytes, costs, figures, macs, parameters
-from effuse.runs.evaluation import shares_of
+from effuse.runs.evaluation import evaluation_calls, shares_of
 from effuse.runs.rounds import FinishedRound, rounds_of
 from effuse.transport.plan import Plan
 from effuse.transport.refusals import hollow_model, refuse
@@ -21,6 +21,7 @@ from effuse.transport.rehearsal import Rehearsal
 from effuse.transport.state import MemorySnapshots, bytes_in
 
 WIDTH = 4  # bytes of a float
+PASSES = 3  # through a network for a training image: forward, and two backward
 SMALLEST_SHARE = 10  # a client with fewer images gets a warning
 
 
@@ -32,7 +33,7 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
     refuse(recipe, train, test)
     model = hollow_model(recipe)
     fed = Rehearsal(recipe, shards)
-    rounds, server, server_bytes, client_bytes = rehearse(recipe, fed, model)
+    rounds, evaluations, server, server_bytes, client_bytes = rehearse(recipe, fed, model)
     algorithm, ledger = recipe.algorithm, fed.ledger.report()
     final = algorithm.deliver(server)
     training = ledger[TRAINING]
@@ -54,27 +55,65 @@ def check(recipe: Recipe, name: str = "") -> dict[str, Any]:
             {"name": arch.name, "parameters": parameters(arch)["total"], "macs": macs(arch)} for arch in recipe.networks[1:]
         ],
         "macs_frozen": algorithm.frozen * macs(recipe.model, "features") if isinstance(algorithm, Companions) else 0,
-        "partition": {"sizes": [len(s) for s in shards], "labels": [s.histogram for s in shards]},
+        "partition": partition(train, shards),
         "traffic": traffic,
         "figures": figures(final, algorithm, prices),
         "after": {"parameters": final.params.numel, "macs": macs(final.arch)},
         "privacy": algorithm.spent(server) if isinstance(algorithm, Discloses) else None,
         "plan": Plan(recipe, fed.released).spent(),
+        "evaluation": (looks := evaluation(recipe, fed, server, evaluations)),
         "steps": {"client": fed.machine.steps["client"], "server": fed.machine.steps["server"]},
         "memory": memory(recipe, model, train, fed.held),
         "disk": disk(recipe, final, server_bytes, client_bytes),
-        "warnings": warnings(recipe, shards),
+        "warnings": warnings(recipe, shards) + dwarfed(looks),
     }
 
 
-def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], Server, int, int]:
-    """Run every round on shapes; returns their traffic, the final server state, and the largest states in bytes."""
+def partition(train: Dataset, shards: list[Shard]) -> dict[str, Any]:
+    """Who holds what: sizes, labels by class, and groups (such as patients) where the data has them."""
+    held = {"sizes": [len(s) for s in shards], "classes": list(train.classes), "labels": [s.histogram for s in shards]}
+    if train.groups is None:
+        return held
+    return held | {"groups": [len(train.groups[s.rows.to(train.groups.device)].unique()) for s in shards]}
+
+
+def evaluation(recipe: Recipe, fed: Rehearsal, server: Server, times: int) -> dict[str, Any]:
+    """What the evaluations of a run cost: network evaluations, and their arithmetic as a multiple of the training's."""
+    algorithm = recipe.algorithm
+    if isinstance(algorithm, Personal):
+        owners, averaged = len(list(algorithm.owners(server, fed))), algorithm.averages
+    else:
+        own = isinstance(algorithm, Averages) and algorithm.average(server) is not None
+        owners, averaged = 0, recipe.ema is not None or own
+    calls = evaluation_calls(recipe, owners, averaged)
+    passes = 1 if recipe.sampler is None else recipe.sampler.passes
+    trained = sum(PASSES * images * macs(arch) for arch, images in fed.machine.images.items())
+    drawn = times * calls * passes * macs(recipe.model)
+    return {"times": times, "calls": calls, "of_training": drawn / trained if trained else None}
+
+
+def dwarfed(looks: dict[str, Any]) -> list[str]:
+    """A warning where evaluations compute more than the training."""
+    if (share := looks["of_training"]) is None or share <= 1:
+        return []
+    return [
+        f"evaluating takes {share:.1f} times the arithmetic of all training: {looks['times']} times {looks['calls']:,} "
+        "network evaluations; lower n in evaluate.metrics, evaluate.grid or sampler.steps, or raise evaluate.every"
+    ]
+
+
+def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[str, Any]], int, Server, int, int]:
+    """Run every round on shapes.
+
+    Returns their traffic, the number of evaluations, the final server state, and the largest states in bytes.
+    """
     fed.begin(-1, 0)
     server = recipe.algorithm.setup(model, fed)
     fed.close()
-    closed, server_bytes, client_bytes = [], 0, 0
+    closed, evaluations, server_bytes, client_bytes = [], 0, 0, 0
     snapshots = cast(Callable[[int], MemorySnapshots], fed.worker.snapshots)  # a rehearsal keeps states in memory
     for done in rounds_of(recipe, fed, server, 0, 0):
+        evaluations += done.evaluate
         if done.evaluate and isinstance(recipe.algorithm, Personal):
             _rehearse_evaluation(recipe, recipe.algorithm, fed, done)
         traffic = fed.ledger.close()
@@ -82,7 +121,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
         server = done.server
         server_bytes = max(server_bytes, bytes_in(server))
         client_bytes = max(client_bytes, sum(snapshots(k).nbytes for k in fed.clients))
-    return closed, server, server_bytes, client_bytes
+    return closed, evaluations, server, server_bytes, client_bytes
 
 
 def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, done: FinishedRound) -> None:

@@ -45,6 +45,7 @@ def export(
         "sampler": text(sampler or opened.recipe.sampler),
         "asked": asked,
         "batches": seeds,  # plain diffusers draws the same batches from their torch seeds
+        "rounds": opened.rounds or opened.recipe.rounds,
         "arithmetic": opened.machine.arithmetic,  # in bf16 the same images up to rounding
     }
     return write(images, form, where, provenance)
@@ -57,7 +58,7 @@ def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
     if found is None:
         raise RunError(
             f"{run}: its server holds no images; {recipe.algorithm.name} draws none, or has not drawn them yet; "
-            "`effuse sample` draws images from a finished model"
+            "`effuse sample` draws images from a model"
         )
     algorithm = recipe.algorithm
     assert isinstance(algorithm, Draws)
@@ -90,7 +91,7 @@ def write(images: Images, form: str, where: Path, provenance: dict[str, Any], or
     """Write images with their provenance in one of the formats; returns the path."""
     if form == "grid":
         path = _named(where, ".png")
-        save_grid(images, path)
+        save_grid(images, path, provenance["classes"] or ())
         _note(path.with_suffix(".json"), provenance)
         return path
     if form == "npz":

@@ -24,7 +24,7 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     shard = site.shard(recipe, invitation.classes)
     fed = Rehearsal(recipe, [shard] * recipe.clients)
     model = hollow_model(recipe)
-    _, _, _, client_bytes = rehearse(recipe, fed, model)
+    _, _, _, _, client_bytes = rehearse(recipe, fed, model)
     lines = [f"manifest {invitation.name}@{invitation.digest}", *(f"  {k}={v}" for k, v in invitation.recipe.items())]
     lines.append(f"client {site.client} would train on {site.counted(shard)}")
     lines.append(f"what would leave this site (client {site.client}, {len(shard)} images here) in {recipe.rounds} rounds:")

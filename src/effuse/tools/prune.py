@@ -11,16 +11,17 @@ from effuse.core.capabilities import Personal
 from effuse.core.errors import RunError
 from effuse.core.files import cache_folder
 from effuse.core.metric import Measurement
-from effuse.core.model import Model
+from effuse.core.model import Arch, Model
 from effuse.core.rng import Stream
 from effuse.core.workbench import Workbench
 from effuse.fast import machine_for
 from effuse.metrics.cost import figures, layer_macs, macs
+from effuse.pruning.groups import groups_of
 from effuse.pruning.prune import Criterion, prune
 from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import plain
-from effuse.runs.save import load, save_model, weights_digest
+from effuse.runs.save import load, require_finished, save_model, weights_digest
 from effuse.transport.device import pick_device
 from effuse.transport.refusals import refuse_evaluation, refuse_model
 
@@ -39,6 +40,7 @@ def prune_run(
     device: str = "auto",
 ) -> dict[str, Any]:
     """Prune a run's model into a new folder; returns parameters, arithmetic, size and metrics before and after."""
+    require_finished(run)
     opened = load(run, ema=ema, device=pick_device(device).type)
     recipe = opened.recipe.changed(settings)
     if isinstance(recipe.algorithm, Personal):
@@ -61,6 +63,7 @@ def prune_run(
         before = _report(opened.model, was, run / ("model-ema" if ema else "model"))
         after = _report(pruned, now, out / "model")
         report = {"run": str(run), "out": str(out), "ratio": ratio, "criterion": criterion, "before": before, "after": after}
+        report |= {"channels": channels(opened.model.arch, ratio)}
         folder.write_json("prune.json", report)
         result = RunFolder(run).read_result()
         # the traffic's cost stays: training sent the unpruned network
@@ -85,6 +88,12 @@ def prune_run(
             classes=train.classes,
         )
     return report
+
+
+def channels(arch: Arch, ratio: float) -> dict[str, int]:
+    """The channels that can be removed, and how many of them are left."""
+    groups = groups_of(arch)
+    return {"before": sum(g.channels for g in groups), "after": sum(g.blocks * g.keeps(ratio) for g in groups)}
 
 
 def _report(model: Model, metrics: dict[str, Measurement], saved: Path) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Process:
             code = 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return RunError(
-            f"round {self.fed.t}: worker process {self.number + 1} of {len(self.fed.processes)} {how}; "
+            f"round {self.fed.t + 1}: worker process {self.number + 1} of {len(self.fed.processes)} {how}; "
             f"check that there is enough memory, then `effuse resume {self.fed.folder}` goes on from the last checkpoint"
         )
 

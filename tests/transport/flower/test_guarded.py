@@ -34,7 +34,7 @@ def test_an_order_is_charged_before_it_computes_and_its_reply_is_stored_before_i
     assert on_shapes == [] and [line["kind"] for line in at_work] == ["charge"]
     assert [line["kind"] for line in lines(tmp_path)] == ["charge", "nonce", "reply"]
     (entry,) = ledger_of(tmp_path).entries()
-    assert entry.releases == (fit,) and entry.what == "round 0, job 'train'" and entry.unit == "image"
+    assert entry.releases == (fit,) and entry.what == "round 1, job 'train'" and entry.unit == "image"
     assert decode(reply, Update).loss is None and decode(reply, Update).weight == 40.0
 
 
@@ -63,7 +63,7 @@ def test_overspending_is_refused_before_it_computes(tmp_path, monkeypatch):
     for t in (0, 1):
         site.perform(order(t), message_of(recipe))
     with pytest.raises(
-        FederationError, match=r"round 2, job 'train' would cost epsilon 35.34; with the 50 .*, and the site's cap is 50"
+        FederationError, match=r"round 3, job 'train' would cost epsilon 35.34; with the 50 .*, and the site's cap is 50"
     ):
         site.perform(order(2), message_of(recipe))
     assert sum(machine is site.worker.client(0).machine for machine in trained) == 2
@@ -146,7 +146,7 @@ def test_a_failure_on_private_images_leaves_without_its_reason(tmp_path, monkeyp
     with pytest.raises(Withheld) as error:
         site.perform(order(), message_of(recipe))
     sentence = site.failed(error.value)
-    assert sentence == "round 0, job 'train' failed on private images; the reason is in the site's own log"
+    assert sentence == "round 1, job 'train' failed on private images; the reason is in the site's own log"
     assert "the brightest pixel is 206" in (tmp_path / "site" / "site.log").read_text() and "206" in site.shown[-1]
 
 

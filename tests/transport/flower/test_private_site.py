@@ -146,7 +146,7 @@ def test_the_server_shows_why_a_site_refuses_a_round(tmp_path):
     channel.fault = fault
     run_over(channel, recipe, tmp_path / "run", TWO_OF_THREE)
     log = log_of(tmp_path / "run")
-    assert "round 1, job 'train': client 1's answer is rejected: round 1, job 'train' would cost epsilon" in log
+    assert "round 2, job 'train': client 1's answer is rejected: round 2, job 'train' would cost epsilon" in log
     assert "and the site's cap is 50 (delta 0.001, rdp); ask for less, or let the site raise --epsilon" in log
 
 

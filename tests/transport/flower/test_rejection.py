@@ -89,8 +89,8 @@ BAD = {  # the answer, and why it is rejected
     "no message": (lambda packet: packet._replace(body=b"\x00" * 50), "cannot be read"),
     "too many bytes": (lambda packet: packet._replace(body=packet.body + b"\x00" * 2_000_000), r"is over its limit of \d+"),
     "another's name": (in_receipt(client=0), "its receipt names client 0"),
-    "another round": (in_receipt(t=0), "its receipt names call 0 of round 0, another order"),
-    "another call": (in_receipt(call=1), "its receipt names call 1 of round 1, another order"),
+    "another round": (in_receipt(t=0), "its receipt names call 0 of round 1, another order"),
+    "another call": (in_receipt(call=1), "its receipt names call 1 of round 2, another order"),
     "no receipt": (lambda packet: packet._replace(head=b"junk"), "cannot be read"),
 }
 
@@ -106,7 +106,7 @@ def test_a_bad_answer_is_rejected_with_a_reason_and_the_round_continues(kind, tm
         channel.fault = fault
         digests.append(run_over(channel, recipe, tmp_path / name / "run", TWO_OF_THREE).weights_sha256)
     assert digests[0] == digests[1]
-    assert re.search(f"round 1, job 'train': client 1's answer is rejected: .*{reason}", log_of(tmp_path / "bad" / "run"))
+    assert re.search(f"round 2, job 'train': client 1's answer is rejected: .*{reason}", log_of(tmp_path / "bad" / "run"))
     undisturbed = driver.run(recipe, tmp_path / "undisturbed").weights_sha256
     assert undisturbed != digests[0]
 
@@ -147,7 +147,7 @@ def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
         snapshots = {p.stem for p in (tmp_path / name / "sites" / "1").glob("*.state")}
         assert "3_0" in snapshots and "1_0" not in snapshots
     assert results["late"].weights_sha256 == results["never"].weights_sha256
-    report = "client 1's answer to round 1, job 'train' came after the deadline and is discarded"
+    report = "client 1's answer to round 2, job 'train' came after the deadline and is discarded"
     assert report in log_of(tmp_path / "late" / "run")
 
 
@@ -168,5 +168,5 @@ def test_the_operator_sees_who_is_odd(tmp_path):
     assert norms["1"] > 100 * max(norms[k] for k in "023") and record.updates["1"]["cosine"] < 0
     assert record.updates["0"]["weight"] == 10 and record.updates["0"]["loss"] > 0
     log = log_of(tmp_path / "run")
-    assert re.search(r"round 0, job 'train': look at client 1: its norm is \S+ times the median and its update points", log)
+    assert re.search(r"round 1, job 'train': look at client 1: its norm is \S+ times the median and its update points", log)
     assert "look at client 0" not in log and "client 2: weight 10, loss" in log

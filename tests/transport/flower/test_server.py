@@ -61,7 +61,7 @@ def test_a_reducer_says_how_many_replies_it_needs(name, tmp_path):
     channel = FakeChannel(tmp_path / "sites", 3)
     channel.fault = lambda client, n, packet: None if client == 1 else packet
     recipe, terms = toy_recipe(algorithm=ALGORITHMS[name]), Terms(quorum=1, deadline=0.2)
-    with pytest.raises(FederationError, match=f"round 0, job 'train': {NEED_ALL[name]}"):
+    with pytest.raises(FederationError, match=f"round 1, job 'train': {NEED_ALL[name]}"):
         run_over(channel, recipe, tmp_path / "run", terms)
 
 
@@ -86,7 +86,7 @@ def test_a_mean_is_over_the_clients_that_answered(tmp_path):
 def test_too_few_answers_end_the_run_in_one_sentence(tmp_path):
     channel = FakeChannel(tmp_path / "sites", 3)
     channel.fault = lambda client, n, packet: None if client != 0 else packet
-    reason = "round 0, job 'train': 1 of 3 answered, but 2 must; silent: 1, 2; lower the quorum or raise the deadline"
+    reason = "round 1, job 'train': 1 of 3 answered, but 2 must; silent: 1, 2; lower the quorum or raise the deadline"
     with pytest.raises(QuorumError, match=reason):
         run_over(channel, toy_recipe(), tmp_path / "run", TWO_OF_THREE)
 
@@ -218,7 +218,7 @@ def test_a_site_that_is_gone_costs_its_grace_once_and_no_deadline(tmp_path, slep
     run_over(channel, toy_recipe(rounds=6, reproducible=True), tmp_path / "run", terms)
     assert 30 <= sum(slept) < 60, "once, not in each round, and never the deadline"
     log = log_of(tmp_path / "run")
-    continued = [f"round {t}, job 'train': continuing with 2 of 3; silent: 1" in log for t in range(6)]
+    continued = [f"round {t + 1}, job 'train': continuing with 2 of 3; silent: 1" in log for t in range(6)]
     assert continued == [False, True, True, False, False, False], log
     assert channel.answers[0] == channel.answers[2] == 6
 

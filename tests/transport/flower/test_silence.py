@@ -108,7 +108,7 @@ def test_a_client_without_a_warm_up_model_is_not_asked_for_one(name, tmp_path):
     """Client 1's warm-up is lost: A is drawn from the others' models, and client 1 takes part in later rounds."""
     ended, log = run_losing(tmp_path, {1}, ALGORITHMS[name], rounds=3)
     assert set(ended.server.auxiliary.origin.tolist()) == {0, 2}
-    assert "round 0, job 'warm_up': continuing with 2 of 3; silent: 1" in log and "rejected" not in log
+    assert "round 1, job 'warm_up': continuing with 2 of 3; silent: 1" in log and "rejected" not in log
 
 
 @pytest.mark.parametrize("lost", [{3}, {3, 4}], ids=["once", "twice"])

@@ -57,8 +57,23 @@ def test_the_first_manifest_is_shown_and_pinned_and_any_other_is_refused(tmp_pat
     assert again.enrol(invitation).session != site.session
     with pytest.raises(FederationError, match="has agreed to the manifest [0-9a-f]{12} and not to"):
         again.enrol(invitation_of(resolved(seed=1)))
+    with pytest.raises(FederationError, match=r"to accept that one too, join with --allow toy@[0-9a-f]{64}$"):
+        again.enrol(invitation_of(resolved(seed=1)))
     with pytest.raises(FederationError, match="has agreed"):  # the meaning of labels is part of the manifest
         again.enrol(invitation_of(resolved(), classes=("light", "dark")))
+
+
+def test_a_site_that_is_asked_a_second_run_accepts_it_by_its_hash(tmp_path):
+    """Without deleting files; a process that allows another hash, or none, still refuses."""
+    first, second = invitation_of(resolved()), invitation_of(resolved(seed=1))
+    site_at(tmp_path).enrol(first)
+    with pytest.raises(FederationError, match="this site accepts toy@"):
+        site_at(tmp_path, consent=Consent.given(None, f"toy@{first.digest}")).enrol(second)
+    site = site_at(tmp_path, consent=Consent.given(None, f"toy@{second.digest}"))
+    assert site.enrol(second).client == 0
+    assert any("which was pinned; it is replaced" in line for line in site.shown)
+    with pytest.raises(FederationError, match="has agreed"):
+        site_at(tmp_path).enrol(first)
 
 
 def test_only_what_was_allowed_is_accepted(tmp_path):

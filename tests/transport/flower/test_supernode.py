@@ -1,8 +1,12 @@
 """A site's connection: how long it tries again after which error, and the sentences that it shows."""
 
+import asyncio
 import contextlib
 import email.utils
+import socket
+import ssl
 import stat
+import threading
 from types import SimpleNamespace
 
 import httpx
@@ -11,9 +15,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from effuse.core.errors import FederationError
 from effuse.core.wire import decode
-from effuse.transport.flower import log, supernode
+from effuse.transport.flower import log, supernode, turned_away
+from effuse.transport.flower.keys import init
 from effuse.transport.flower.messages import ANSWER, Invitation, Packet, Refusal
 from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.subprocesses import free_port
 from effuse.transport.flower.supernode import SiteClient
 
 UNKNOWN, IN_USE, CUT = "unknown", "in use", "cut off"  # the key; or the network between activation and probe
@@ -180,3 +186,54 @@ def test_two_sites_of_one_process_keep_their_logs_apart(tmp_path):
     for site in sites:
         site.report(f"client {site.client}")
     assert ["client 1" in (tmp_path / str(k) / "site.log").read_text() for k in range(2)] == [False, True]
+
+
+def test_a_dry_run_against_a_dead_port_ends(tmp_path, monkeypatch):
+    """A site that joins waits for its server; one that only looks does not."""
+    monkeypatch.setattr(supernode, "AGAIN", 0.001)
+    monkeypatch.setattr(supernode, "LOOK", 0.05)
+    site = SimpleNamespace(folder=tmp_path, client=1, report=lambda words: None)
+    with pytest.raises(FederationError, match=r"^no connection to 127.0.0.1:\d+ \(ConnectError: .*\); check the address"):
+        SiteClient(site, f"127.0.0.1:{free_port()}", None).peek()
+
+
+def test_a_site_without_keys_is_told_at_once_that_the_server_has_tls(tmp_path):
+    """It speaks plainly to a port that waits for a handshake."""
+    init(tmp_path / "keys", 1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "keys/server/server.pem", tmp_path / "keys/server/server.key")
+    site = SimpleNamespace(folder=tmp_path, client=1, report=lambda words: None)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    plain, _ = listening.accept()
+                    with contextlib.suppress(OSError):
+                        context.wrap_socket(plain, server_side=True).close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(FederationError, match="speaks TLS, and this site has no keys; join with the --keys"):
+            SiteClient(site, address, None).run()
+
+
+def test_refused_activations_are_noted_once_for_the_operator(tmp_path, monkeypatch):
+    """By address; calls that succeed and other paths are not, nor is one address noted twice in a minute."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": scope["status"]})
+
+    async def send(message):
+        sent.append(message["status"])
+
+    sent: list[int] = []
+    path = tmp_path / turned_away.FILE
+    noting = turned_away.Noting(app, path)
+    calls = [(412, "10.0.0.1"), (412, "10.0.0.1"), (200, "10.0.0.2"), (401, "10.0.0.3")]
+    for status, address in calls:
+        scope = {"type": "http", "path": turned_away.ACTIVATE, "client": (address, 1), "status": status}
+        asyncio.run(noting(scope, None, send))
+    asyncio.run(noting({"type": "http", "path": "/v1/fleet/x", "client": ("10.0.0.4", 1), "status": 412}, None, send))
+    assert sent == [412, 412, 200, 401, 412]
+    assert turned_away.taken(path) == ["10.0.0.1", "10.0.0.3"] and turned_away.taken(path) == []

@@ -152,7 +152,7 @@ class Guarded:
         """Carry out an order, or send again what it was answered with; the reply may leave when this returns."""
         order = decode(head, Order)
         self.worker.client(order.client)  # fails if it is another client's
-        what = f"round {order.t}, job '{order.job}'"
+        what = f"round {order.t + 1}, job '{order.job}'"
         state = b"" if order.base is None else self.snapshots.blob(order.base)
         # what the last checkpoint names changes no reply
         same = encode(dataclasses.replace(order, durable=""), Order)

@@ -96,6 +96,10 @@ class Channel(ABC):
     def nodes(self) -> set[int]:
         """The nodes that are connected."""
 
+    def turned_away(self) -> list[str]:
+        """The addresses of nodes that were turned away since the last call."""
+        return []
+
     @abstractmethod
     def owner(self, node: int) -> int | None:
         """The client whose key this node has proved to hold; None where there are no keys."""

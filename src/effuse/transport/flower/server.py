@@ -1,6 +1,7 @@
 """The server's side: orders to clients at their sites, answers in cohort order, a deadline and a quorum."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, Self
@@ -101,6 +102,7 @@ class Flower(Federation):
             self.report(f"shut out, because they have no key: {_joined(sorted(self.terms.shut_out))}")
         while missing := [k for k in self.present if k not in connected]:
             now = time.monotonic()
+            self.on_wait(missing, math.inf if self.terms.quorum is None else began + self.terms.deadline)
             enough = self.terms.quorum is not None and len(connected) >= self.terms.quorum
             if enough and now - began > self.terms.deadline:
                 self.report(f"starting without clients {_joined(missing)}")
@@ -109,6 +111,7 @@ class Flower(Federation):
                 reported = now
                 self.report(f"connected: {_joined(sorted(connected)) or 'none'}; waiting for {_joined(missing)}")
             self._step(None)
+        self.on_wait((), math.inf)
 
     def report(self, words: str) -> None:
         """Show a sentence to the operator, and write it to the run's log."""
@@ -150,7 +153,9 @@ class Flower(Federation):
             for client, order in pending.orders.items():
                 pending.next = client
                 while client in pending.waiting and self._waits(pending):
+                    self._tell(pending)
                     self._step(pending, messages)
+                self.on_wait((), math.inf)
                 if client in pending.waiting:
                     with contextlib.suppress(Lost):
                         self._collect(pending)  # an answer that came while the server was busy is in time
@@ -187,6 +192,14 @@ class Flower(Federation):
         spared = all_gone and len(pending.arrived) >= self._needed(pending)
         return pending.seconds_left > 0 and not spared
 
+    def _tell(self, pending: OpenOrders) -> None:
+        """Show for whom the server waits, and write it to the log once a job."""
+        self.on_wait(pending.waiting, pending.until)
+        if not pending.told and time.monotonic() - pending.began > PROGRESS:
+            pending.told = True
+            end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + pending.seconds_left))
+            self.report(f"{pending}: waiting for {_joined(pending.waiting)} until {end}")
+
     def _needed(self, pending: OpenOrders) -> int:
         """How many of the clients that were asked must answer."""
         # the quorum says how many of all clients may be silent; as many may be in a job for few clients
@@ -215,7 +228,7 @@ class Flower(Federation):
             raise FederationError(f"its receipt names client {receipt.client}")
         order = pending.orders[client]
         if (receipt.t, receipt.call) != (order.t, order.call):
-            raise FederationError(f"its receipt names call {receipt.call} of round {receipt.t}, another order")
+            raise FederationError(f"its receipt names call {receipt.call} of round {receipt.t + 1}, another order")
         if self.evaluated and receipt.snapshot != self.snapshots.get(client):
             raise FederationError("the client changed its state while being evaluated")
         if receipt.snapshot not in (order.base, f"{order.t}_{order.call}"):
@@ -234,6 +247,8 @@ class Flower(Federation):
             if now - self._listed > LIST_NODES:
                 self._listed = now
                 self.roster.invite(pending.waiting if pending is not None else ())
+                for address in self.channel.turned_away():
+                    self.report(f"a node at {shown(address, 60)} is turned away: its key is unknown, shut out or in use")
             if pending is not None:
                 self._send(pending, messages or {})
         except Lost as lost:

@@ -144,10 +144,13 @@ class Site:
         pinned = self.folder / "manifest.json"
         if pinned.exists():
             known, offered = parsed(pinned.read_bytes(), pinned)["digest"], invitation.digest
-            if known != offered:
+            if known != offered and self.consent.digest is not None:  # which `offered` has compared
+                self.report(f"--allow names another manifest than {known[:MIN_DIGITS]}, which was pinned; it is replaced")
+                pinned.unlink()
+            elif known != offered:
                 raise FederationError(
                     f"client {self.client} has agreed to the manifest {known[:MIN_DIGITS]} and not to "
-                    f"{offered[:MIN_DIGITS]}; the site accepts another after manifest.json is removed from its folder"
+                    f"{offered[:MIN_DIGITS]}; to accept that one too, join with --allow {invitation.name}@{offered}"
                 )
         if not pinned.exists():
             self.report(f"the server's manifest is {invitation.name}@{invitation.digest}:")
@@ -324,4 +327,4 @@ def _colours(channels: int) -> str:
 def described(head: bytes) -> str:
     """An order as the site shows it."""
     order = decode(head, Order)
-    return f"round {order.t}, job '{order.job}'"
+    return f"round {order.t + 1}, job '{order.job}'"

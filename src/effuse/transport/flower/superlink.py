@@ -45,7 +45,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import RunError
-from effuse.transport.flower import superlink_process
+from effuse.transport.flower import superlink_process, turned_away
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ServerKeys
 from effuse.transport.flower.messages import Channel, Invitation, Lost, Packet, refusal
@@ -119,6 +119,9 @@ class SuperLink(Channel):
         nodes = {node.node_id for node in self._call(lambda: self._endpoint.client.GetNodes(GetNodesRequest())).nodes}
         # anyone can register a node with a SuperLink; with keys, only the nodes of registered keys take part
         return nodes if self.keys is None else nodes & self._owners.keys()
+
+    def turned_away(self) -> list[str]:
+        return turned_away.taken(self.folder / turned_away.FILE)
 
     def owner(self, node: int) -> int | None:
         return self._owners.get(node)

@@ -52,9 +52,12 @@ def main() -> None:
     from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware
 
+    from effuse.transport.flower import turned_away
+
     own = Middleware(OnlySites, token=token(Path(os.environ[SECRET_FILE]).read_bytes()))
     others = extensions.get_middleware
-    extensions.get_middleware = lambda: (own, *others())
+    noting = Middleware(turned_away.Noting, path=Path(os.environ[SECRET_FILE]).with_name(turned_away.FILE))
+    extensions.get_middleware = lambda: (own, noting, *others())
     flower_superlink()
 
 

@@ -48,13 +48,14 @@ from effuse.transport.flower.messages import (
     refusal,
 )
 from effuse.transport.flower.site import Site, described
-from effuse.transport.flower.trouble import Disconnected, TurnedAway, clock_difference, code_of, summary
+from effuse.transport.flower.trouble import Disconnected, TurnedAway, clock_difference, code_of, speaks_tls, summary
 
 POLL, SLOWEST_POLL = 0.2, 3.0  # seconds between polls
 IDLE_SHARE = 0.05  # the pause between polls as a share of the time since the last packet; rounds become hardly longer
 HEARTBEAT = 4.0  # seconds between heartbeats; after two of Flower's shortest intervals without one a node counts as gone
 AGAIN = 1.0  # seconds before a lost connection is tried again
 REFUSED = 30.0  # seconds after which the site gives up if the server refuses it
+LOOK = 10.0  # seconds after which a dry run gives up without a connection
 STARTING = 5.0  # the same if the server does not know its key; a server that starts knows its keys in a tenth of a second
 DOWNLOAD = 3600.0  # seconds that a download may take
 
@@ -85,8 +86,12 @@ class SiteClient:
 
     def peek(self) -> Invitation:
         """The server's terms, which the site declines: a dry run."""
-        self._dry_run = True
+        self._dry_run, until = True, time.monotonic() + LOOK
         while self._invitation is None:
+            if self._reason and time.monotonic() > until:
+                raise FederationError(
+                    f"no connection to {self.address} ({self._reason}); check the address, or look again later"
+                )
             self._attempt(lambda: self._invitation is not None and self._replies.empty())
         if self._invitation.owner not in (None, self.site.client):  # without a dry run the server refuses
             client, owner = self.site.client, self._invitation.owner
@@ -159,6 +164,11 @@ class SiteClient:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise FederationError(
                 f"{self.address} does not show a certificate of this federation; check the address and the ca.crt in --keys"
+            ) from None
+        broken = isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
+        if self.keys is None and broken and speaks_tls(self.address):
+            raise FederationError(
+                f"{self.address} speaks TLS, and this site has no keys; join with the --keys that the operator sent"
             ) from None
         if code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:  # the key is unknown, or its node is active
             error = self._probe_key(client)

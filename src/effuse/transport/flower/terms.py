@@ -34,6 +34,7 @@ class OpenOrders:
         self.job, self.orders, self.packets = job, orders, packets
         self.began = time.monotonic()
         self.until = self.began + deadline
+        self.told = False  # whether the operator was told who is missing
         self.sent_to: dict[int, Connection] = {}  # client -> the connection that its order was last sent over
         self.tickets: dict[str, int] = {}  # -> client; an order may be sent more than once, and the first answer counts
         self.arrived: set[int] = set()
@@ -50,4 +51,4 @@ class OpenOrders:
         return self.until - time.monotonic()
 
     def __str__(self) -> str:
-        return f"round {next(iter(self.orders.values())).t}, job '{self.job.name}'"
+        return f"round {next(iter(self.orders.values())).t + 1}, job '{self.job.name}'"

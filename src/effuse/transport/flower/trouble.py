@@ -1,9 +1,13 @@
 """Errors between a site and its server, as sentences."""
 
 import email.utils
+import socket
+import ssl
 import time
 
 import httpx
+
+HANDSHAKE = 5.0  # seconds that a handshake may take
 
 
 class Disconnected(Exception):
@@ -39,6 +43,19 @@ def clock_difference(response: httpx.Response) -> str:
     except (LookupError, ValueError):
         return ""
     return f"this machine's clock is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's: "
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether a server completes a TLS handshake, whoever it is: nothing is sent to it."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=HANDSHAKE) as plain:
+            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def summary(error: Exception) -> str:
