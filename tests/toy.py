@@ -10,6 +10,7 @@ from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.class_means import ClassMeans
 from effuse.algorithms.dense import Dense
 from effuse.algorithms.ensemble import OneShotEnsemble
+from effuse.algorithms.fed3r import Fed3R
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
@@ -361,7 +362,7 @@ class ToyForgetful(FedAvg):
         return Server(next(answers)[1].model)
 
 
-CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc")  # the algorithms whose networks are classifiers
+CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc", "fed3r")  # the algorithms whose networks are classifiers
 
 
 def toy_recipe(**changes) -> Recipe:
@@ -448,6 +449,7 @@ ALGORITHMS = {
     ),
     "class means": ClassMeans(central=KEPT, noise=1.0),
     "nearest mean": NearestMean(noise=1.0),
+    "fed3r": Fed3R(),
     "ensemble": OneShotEnsemble(local=ADAM),
     "ensemble, different networks, a majority": OneShotEnsemble(
         local=ADAM, networks=(ToyScores(), SMALL, Cnn(widths=(2,), norm="batch")), vote="majority"

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.algorithms.shared.guides import Basis, Guide, features_of
+from effuse.algorithms.shared.guide_math import features_of
+from effuse.algorithms.shared.guides import Basis, Guide
 from effuse.core.aggregate import by_count, by_weight
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, Server, message, on_client, spec

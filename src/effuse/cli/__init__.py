@@ -67,6 +67,7 @@ def main() -> None:
             ledger,
             list,
             pack,
+            probe,
             prune,
             reproduce,
             resume,

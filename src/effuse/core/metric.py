@@ -66,6 +66,7 @@ class Subject:
     device: torch.device
     samples: Callable[[int], Images]  # the first n samples of the evaluation's own stream; drawn once and shared
     predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
+    features: Callable[[Tensor], Tensor] | None = None  # what the classifier's head gets for them
     machine: "Machine | None" = None  # the run's, for metrics that train
     cache: Path | None = None  # the folder of reference features and encoders
     # networks and reference features in memory, shared between the models of one evaluation
@@ -85,6 +86,7 @@ class Outlook:
     classes: int
     real: Mapping[str, int]  # real images in each split
     metrics: tuple["Metric", ...] = ()  # all that are measured
+    featured: bool = False  # the model under test gives features of images
 
 
 @spec

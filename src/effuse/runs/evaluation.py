@@ -17,7 +17,7 @@ from effuse.core.federation import EVALUATION_T, Federation
 from effuse.core.files import cache_folder, write_atomically
 from effuse.core.machine import Machine
 from effuse.core.metric import Images, Measurement, Metric, Subject
-from effuse.core.model import Model
+from effuse.core.model import Model, Net
 from effuse.core.recipe import Recipe
 from effuse.core.rng import SETTINGS, Stream, stream
 from effuse.core.spec import text
@@ -28,7 +28,7 @@ from effuse.runs.grid import save_grid
 from effuse.runs.records import plain
 from effuse.runs.save import load
 from effuse.transport.device import pick_device
-from effuse.transport.refusals import refuse_evaluation, refuse_model
+from effuse.transport.refusals import gives_features, refuse_evaluation, refuse_model
 from effuse.transport.simulator import Simulator, on_disk
 
 
@@ -53,13 +53,15 @@ class Evaluator:
         self, images: Images | None, model: Model | None, metrics: tuple[Metric, ...] | None = None
     ) -> dict[str, Measurement]:
         """Every metric of the recipe, or the given ones."""
+        net = None if model is None else self.bench.load(model).eval()
         subject = Subject(
             train=self.train,
             test=self.test,
             data=text(self.recipe.data, full=False),
             device=self.bench.machine.device,
             samples=_taker(images),
-            predict=None if model is None else self._predictor(model),
+            predict=None if net is None else self._reader(net),
+            features=None if net is None or not gives_features(net.arch) else self._reader(net, give="features"),
             machine=self.bench.machine,
             cache=self.cache,
             memo=self.memo,
@@ -70,14 +72,12 @@ class Evaluator:
                 found.update(metric.measure(subject))
         return found
 
-    def _predictor(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
-        net = self.bench.load(model).eval()
-
-        def predict(x: torch.Tensor) -> torch.Tensor:
+    def _reader(self, net: Net, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        def read(x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
-                return net(x.to(self.bench.machine.device)).cpu()
+                return net(x.to(self.bench.machine.device), **options).cpu()
 
-        return predict
+        return read
 
     def evaluate(
         self, fed: Federation, server: Server, ema: Model | None, picture: Path

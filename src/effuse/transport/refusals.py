@@ -119,6 +119,7 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
         classes=recipe.model.shape.classes,
         real={"train": len(train), "test": len(test)},
         metrics=recipe.evaluate.metrics,
+        featured=gives_features(recipe.model.portable),
     )
     stored: dict[str, object] = {}
     for metric in recipe.evaluate.metrics:
@@ -142,6 +143,11 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
                     "and measure the other with `effuse evaluate`"
                 )
             stored[key] = metric
+
+
+def gives_features(arch: Arch) -> bool:
+    """Whether a network gives features of an image alone; a U-Net also needs a time step."""
+    return arch.featured and not arch.parts
 
 
 def samplers_in(value: object) -> Iterator[Sampler]:
