@@ -191,9 +191,9 @@ class FedDifRC(FedAvg, name="feddifrc"):
 
     @on_client
     def describe(self, client: Client, guide: Model | None) -> Moments:
-        guide = kept(client, "guide", guide)
-        assert guide is not None
-        return Moments(self.guide.moments(client, client.load(guide), self.t), float(client.size))
+        eye = self.guide.open(client, kept(client, "guide", guide))
+        assert eye is not None
+        return Moments(self.guide.moments(client, eye, self.t), float(client.size))
 
     @on_client
     def train(self, client: Client, model: Model, guide: Model | None, basis: Basis | None) -> GuidedUpdate:
@@ -222,7 +222,7 @@ class FedDifRC(FedAvg, name="feddifrc"):
 
     def look(self, client: Client, net: Net, guide: Model | None, basis: Basis, before: Seen | None) -> Seen:
         """Compute H and F, each where its term has a weight; H takes no condition, so it stays."""
-        eye, labels = None if guide is None else client.load(guide), client.data.labels
+        eye, labels = self.guide.open(client, guide), client.data.labels
         H = before.H if before else None
         if self.ndcr and H is None:
             H = self.guide.features(client, eye, basis, labels, self.t).half()

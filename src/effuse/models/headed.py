@@ -13,6 +13,7 @@ from effuse.core.errors import ModelError
 from effuse.core.model import Arch, Model
 from effuse.core.rng import Stream
 from effuse.core.spec import spec
+from effuse.models.local import here
 from effuse.models.resnet import ClassifierNet
 from effuse.models.saved import write_plain
 from effuse.tasks.denoise import NULL
@@ -34,12 +35,17 @@ class Headed(Arch):
             raise ValueError(f"stages={list(self.stages)} must name at least one stage, each once")
 
     def build(self) -> nn.Module:
-        return HeadedNet(self.network.build(), channels_of(self.network.portable, self.stages), self)
+        return HeadedNet(self.network.build(), channels_of(here(self.network), self.stages), self)
 
     def initial(self, stream: Stream) -> Model:
         """The saved network with a random head. Its architecture names no folder of this machine."""
-        arch = with_values(self, "model", network=self.network.portable)
+        arch = with_values(self, "model", network=here(self.network))
         return dataclasses.replace(super().initial(stream), arch=arch)
+
+    def constant(self, name: str) -> bool:
+        """What the network itself keeps in its folder."""
+        part, _, inner = name.partition(".")
+        return part == "network" and self.network.constant(inner)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)

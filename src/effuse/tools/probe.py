@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from effuse.algorithms.shared.guides import denoised
+from effuse.algorithms.shared.guide_math import denoised
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
 from effuse.core.files import write_atomically

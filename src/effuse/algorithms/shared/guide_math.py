@@ -1,13 +1,15 @@
 """The arithmetic of guides: pooled stages, principal axes, random vectors, and which image stands for another."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from effuse.core.model import Arch
+from effuse.core.model import Arch, Net
 from effuse.core.prelude import Given, RecipeError
+from effuse.core.task import Batch
 
 
 def pooled(maps: Sequence[Tensor], given: Given) -> Tensor:
@@ -26,6 +28,19 @@ def pooled(maps: Sequence[Tensor], given: Given) -> Tensor:
             x = (x - given[f"centre{k}"]) @ given[f"axes{k}"]
         vectors.append(x.norm(dim=1) if "l2" in given else x[:, 0])
     return torch.cat(vectors, dim=1)
+
+
+def denoised(net: Net, batch: Batch, given: Given) -> Tensor:
+    """The pooled stages of a denoiser, of each image with noise."""
+    x = given["a"] * batch.x + given["s"] * batch.drawn["noise"]
+    t = torch.zeros_like(batch.labels) + given["t"]
+    more: dict[str, Any] = {"condition": batch.columns["condition"]} if "condition" in batch.columns else {}
+    return pooled(net(x, t, batch.columns["labels"], give="stages", **more), given)
+
+
+def recognised(net: Net, batch: Batch, given: Given) -> Tensor:
+    """The features of a classifier, as one stage of one position."""
+    return pooled((net(batch.x, give="features")[:, :, None, None],), given)
 
 
 def features_of(arch: Arch, where: str) -> int:

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from effuse.algorithms.shared.guide_math import another, features_of, largest, orthonormal, pooled
+from effuse.algorithms.shared.guide_math import another, denoised, features_of, largest, orthonormal, recognised
 from effuse.core.data import Shard
 from effuse.core.model import Arch, Net
-from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, message, spec
+from effuse.core.prelude import Client, Federation, Model, RecipeError, message, spec
 from effuse.core.rng import Stream
 from effuse.core.spec import Spec
-from effuse.core.task import Batch
 from effuse.metrics.cost import macs
+from effuse.models.local import LocalCopy, here
 from effuse.tasks.denoise import NULL, Denoise
 from effuse.tasks.schedules import signal_and_noise
 
@@ -47,8 +47,12 @@ class Guide(Spec, ABC):
         return False
 
     def model(self, fed: Federation) -> Model | None:
-        """The frozen network that every client is sent; None where there is none."""
+        """The frozen network that every client is sent; None where there is none, or every client has its own copy."""
         return None
+
+    def open(self, client: Client, model: Model | None) -> Net | None:
+        """The network at a client: the one that was sent, or its own copy."""
+        return None if model is None else client.load(model)
 
     @abstractmethod
     def basis(self, width: int, classes: int, source: Stream, moments: Tensor | None) -> Basis:
@@ -106,7 +110,7 @@ class Network(Guide):
     @property
     def arch(self) -> Arch:
         """The network's architecture; that of a saved one is in its folder."""
-        return self.network.portable
+        return here(self.network)
 
     @property
     def asks(self) -> bool:
@@ -130,7 +134,12 @@ class Network(Guide):
                     "set widths or other stages, or reduce=random"
                 )
 
-    def model(self, fed: Federation) -> Model:
+    def open(self, client: Client, model: Model | None) -> Net | None:
+        return super().open(client, self.network.empty if isinstance(self.network, LocalCopy) else model)
+
+    def model(self, fed: Federation) -> Model | None:
+        if isinstance(self.network, LocalCopy):
+            return None
         if "guide" not in fed.memo:
             # the same in every round, since a client may come late
             model = fed.workbench.machine.initial(self.network, fed.workbench.lasting("guide"))
@@ -182,14 +191,6 @@ class Network(Guide):
         for k, centre, axes in zip(self.wanted, basis.centre, basis.axes):
             told |= {f"centre{k}": centre, f"axes{k}": axes}
         return told | ({"l2": 1.0} if self.pool == "l2" and basis.axes else {})
-
-
-def denoised(net: Net, batch: Batch, given: Given) -> Tensor:
-    """The pooled stages of a denoiser, of each image with noise."""
-    x = given["a"] * batch.x + given["s"] * batch.drawn["noise"]
-    t = torch.zeros_like(batch.labels) + given["t"]
-    more: dict[str, Any] = {"condition": batch.columns["condition"]} if "condition" in batch.columns else {}
-    return pooled(net(x, t, batch.columns["labels"], give="stages", **more), given)
 
 
 @spec
@@ -257,6 +258,10 @@ class Own(Network):
             data = data.with_columns(condition=F.normalize(z.float(), dim=1) @ basis.condition)
         a, s = (1.0, 0.0) if t is None else signal_and_noise(self.task.schedule, torch.device("cpu"))[t].tolist()
         given = {"t": torch.tensor(t or 0), "a": a, "s": s, **self.given(basis)}
+        return self.applied(client, net, data, given)
+
+    def applied(self, client: Client, net: Net, data: Shard, given: dict[str, Any]) -> Tensor:
+        """The pooled stages of these images under these labels."""
         return client.apply(net, denoised, data, task=self.task, given=given)
 
     def _shown(self, client: Client) -> Shard:
@@ -266,11 +271,6 @@ class Own(Network):
             return data
         order = torch.randperm(len(data), generator=client.lasting("other image").torch())
         return Shard(data.dataset, data.rows[another(data.labels, order)])
-
-
-def recognised(net: Net, batch: Batch, given: Given) -> Tensor:
-    """The features of a classifier, as one stage of one position."""
-    return pooled((net(batch.x, give="features")[:, :, None, None],), given)
 
 
 @spec
