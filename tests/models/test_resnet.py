@@ -13,6 +13,7 @@ from effuse.core.errors import RecipeError
 from effuse.core.grammar import parse
 from effuse.core.model import Arch, Net
 from effuse.core.task import Batch
+from effuse.metrics.cost import macs, parameters
 from effuse.models.resnet import Cnn, Resnet
 from effuse.tasks.classify import Classify
 
@@ -31,6 +32,20 @@ def test_resnet16(norm: str) -> None:
     assert sum(p.numel() for p in net.parameters()) == 6_453_322
     flops = {str(op): n for op, n in counter.get_flop_counts()["Global"].items()}
     assert flops["aten.convolution"] // 2 == 479_920_128
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize(
+    ("classes", "projection", "count"), [(10, None, 4_903_242), (100, None, 4_949_412), (10, 256, 5_294_666)]
+)
+def test_the_sizes_of_resnet10(norm: str, classes: int, projection: int | None, count: int) -> None:
+    """FedDifRC's network. MOON's projection to 256 is 512 x 512 + 512 and 512 x 256 + 256, and the head has 256 inputs."""
+    arch = Resnet(blocks=(1, 1, 1, 1), norm=norm, projection=projection).resolved(Shape(32, 3, classes))
+    assert parameters(arch)["total"] == count
+
+
+def test_the_arithmetic_of_resnet10() -> None:
+    assert macs(Resnet(blocks=(1, 1, 1, 1)).resolved(CIFAR)) == 253_432_832
 
 
 def test_resnet10_has_512_features() -> None:
