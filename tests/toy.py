@@ -367,7 +367,12 @@ class ToyForgetful(FedAvg):
 
 
 CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc", "feddda")  # the algorithms whose networks are classifiers
-LABEL_FREE = ("fedema", "fedlid")  # and those that compare views of images
+
+
+def compares_views(algorithm: Algorithm) -> bool:
+    """Whether an algorithm below needs views of images instead of labels: its guide, if any, knows no class."""
+    guide = getattr(algorithm, "guide", None)
+    return algorithm.name in ("fedema", "fedlid") or (isinstance(guide, Own) and not guide.network.conditional)
 
 
 def toy_recipe(**changes) -> Recipe:
@@ -388,7 +393,7 @@ def toy_recipe(**changes) -> Recipe:
         evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=(Accuracy(),))
         network = LinearClassifier() if values["algorithm"].name == "nearest_mean" else SMALL
         values |= {"model": network, "task": Classify(), "sampler": None, "evaluate": evaluate}
-    if values["algorithm"].name in LABEL_FREE:
+    if compares_views(values["algorithm"]):
         evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=())
         values |= {"model": PROJECTED, "task": Views(area=0.5), "sampler": None, "evaluate": evaluate}
     return Recipe(**values)
@@ -488,6 +493,9 @@ ALGORITHMS = {
         distance="kl",
     ),
     "feddifrc, an encoder": FedDifRC(local=ADAM, guide=Encoder(network=SMALL), tdcl=0.0),
+    "feddifrc, without labels": FedDifRC(
+        local=ADAM, cohort=2, guide=dataclasses.replace(GUIDE, network=ToyUnet(width=16, dropout=0.0)), t=3
+    ),
     "fedema": FedEMA(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9, ema=0.9, ragged="drop")),
     "fedema, part of the clients": FedEMA(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5, state="kept"), cohort=2),
     "fedlid": FedLID(local=ADAM, T=0.2),

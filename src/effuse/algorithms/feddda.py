@@ -115,10 +115,12 @@ class FedDDA(FedAvg, Draws, name="feddda"):
                 "budget; leave both out"
             )
         assert share.labels is not None
+        if share.pixels.is_meta:  # a rehearsal does not know which: it trains on all
+            return share
         pixels, labels = share.pixels, share.labels.cpu()
         if self.deal == "add_lack":
             pixels, labels = picked(pixels, labels, torch.tensor(client.data.histogram)[labels] == 0)
-        if filters and len(labels) and not pixels.is_meta:  # a rehearsal does not know which: it trains on all
+        if filters and len(labels):
             shown = Dataset(pixels, labels, client.data.dataset.classes)
             p = client.apply(net, probabilities, Shard.whole(shown.to(client.machine.device))).cpu()
             pixels, labels = picked(pixels, labels, ~mistaken(p, labels))

@@ -64,4 +64,6 @@ class ProjectedNet(nn.Module):
 
 
 def _two_layers(inputs: int, hidden: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    # without biases: a BatchNorm that follows subtracts them, so that their gradient would be rounding errors only
+    first, second = nn.Linear(inputs, hidden, bias=False), nn.Linear(hidden, outputs, bias=False)
+    return nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), second)

@@ -39,7 +39,7 @@ class Guide(Spec, ABC):
     conditioned: ClassVar[bool] = False  # whether it takes a condition, such as a classifier's features
 
     def ready(self, width: int, classes: int, t: int) -> None:
-        """Refuse what cannot guide a classifier with features of that width, at that time step."""
+        """Refuse what cannot guide a network with features of that width, at that time step; without labels classes is 0."""
 
     @property
     def asks(self) -> bool:
@@ -59,9 +59,19 @@ class Guide(Spec, ABC):
         """Multiply-accumulates of one image under one class."""
         return 0
 
-    def moments(self, client: Client, net: Net, t: int) -> Tensor:
-        """What a client tells for the basis, to be averaged over images; only of a guide that asks."""
+    def moments(self, client: Client, net: Net, t: int, labels: Tensor | None = None) -> Tensor:
+        """What a client tells for the basis, to be averaged over images; only of a guide that asks.
+
+        Without `labels`, the images are asked for under their own.
+        """
         raise RecipeError(f"algorithm.guide: {self.name} asks for no moments")
+
+    def unlabelled(self, classes: int) -> tuple[int, tuple[int, ...]]:
+        """In runs without labels, what is asked for instead: one for noisy images; for clean ones a positive, then negatives.
+
+        A positive alone has the other images of a batch as its negatives.
+        """
+        return NULL, (NULL,)
 
     def entry(self, width: int, source: Stream) -> Tensor | None:
         """From a unit vector of that width to a condition; None where it takes none."""
@@ -80,6 +90,10 @@ class Guide(Spec, ABC):
 @spec
 class Vectors(Guide):
     """Control: random orthonormal vectors, one for each class. They know the label and no image."""
+
+    def ready(self, width: int, classes: int, t: int) -> None:
+        if not classes:
+            raise RecipeError("algorithm.guide: vectors know labels only, and the task has none; use own(...)")
 
     def basis(self, width: int, classes: int, source: Stream, moments: Tensor | None) -> Basis:
         return Basis((), (orthonormal(width, classes, source.torch()).T.contiguous(),), None)
@@ -156,9 +170,9 @@ class Network(Guide):
         axes = tuple(torch.randn(c, w, generator=generator) / math.sqrt(w) for c, w in pairs)
         return Basis(tuple(torch.zeros(c) for c, _ in pairs), axes, None)
 
-    def moments(self, client: Client, net: Net, t: int) -> Tensor:
+    def moments(self, client: Client, net: Net, t: int, labels: Tensor | None = None) -> Tensor:
         """Means and second moments of the pooled stages of the client's images, with noise and without, in one row."""
-        labels, everything = client.data.labels, Basis((), (), None)
+        labels, everything = client.data.labels if labels is None else labels, Basis((), (), None)
         rows = torch.cat([self.features(client, net, everything, labels, step) for step in (t, None)])
         parts = rows.double().split(self.channels, dim=1)
         return torch.cat([m for x in parts for m in (x.mean(0), (x.T @ x / len(x)).flatten())])
@@ -194,7 +208,7 @@ def denoised(net: Net, batch: Batch, given: Given) -> Tensor:
 
 @spec
 class Own(Network):
-    """A class-conditional U-Net of effuse. Stage 0 is its middle, and 1, 2, ... are those of its decoder."""
+    """A U-Net of effuse, conditional where labels are used. Stage 0 is its middle; 1, 2, ... are those of its decoder."""
 
     conditioned: ClassVar[bool] = True
 
@@ -215,10 +229,8 @@ class Own(Network):
     @property
     def channels(self) -> tuple[int, ...]:
         arch = self.arch
-        if not (arch.staged and arch.conditional):
-            raise RecipeError(
-                f"algorithm.guide: {arch.name} shows no stages under a class; use a unet(...) with conditional=True"
-            )
+        if not arch.staged:
+            raise self._unfit()
         maps = arch.hollow_net()(*arch.example(), give="stages")
         if max(self.stages) >= len(maps):
             raise RecipeError(
@@ -228,13 +240,21 @@ class Own(Network):
 
     def ready(self, width: int, classes: int, t: int) -> None:
         super().ready(width, classes, t)
-        if self.arch.shape.classes != classes:
+        if classes and not self.arch.conditional:
+            raise self._unfit()
+        if not classes and self.image == "other":
+            raise RecipeError("algorithm.guide: image=other takes another image of the class, and the task has no labels")
+        if classes and self.arch.shape.classes != classes:
             raise RecipeError(
                 f"algorithm.guide: a network of {self.arch.shape.classes} classes cannot guide one of {classes}; "
                 "train a guide on the same classes"
             )
         if t >= self.task.schedule.steps:
             raise RecipeError(f"algorithm.t: there is no step {t}; the guide's task has {self.task.schedule.steps}")
+
+    def _unfit(self) -> RecipeError:
+        why = f"{self.arch.name} shows no stages under a class; use a unet(...) with conditional=True"
+        return RecipeError(f"algorithm.guide: {why}")
 
     @property
     def cost(self) -> int:
