@@ -37,6 +37,10 @@ REFUSED = {
     "fedcvae": "exact counts",
     "ensemble, different networks, a majority": "layer 'stages.1' normalises over the images",
     "dense, different networks": "layer 'stages.1' normalises over the images",
+    "fedema": "layer 'projector.1' normalises over the images",
+    "fedema, part of the clients": "layer 'projector.1' normalises over the images",
+    "fedlid": "layer 'projector.1' normalises over the images",
+    "feddda, what a client lacks, filtered": "number of images would depend on private ones",
     "a loss that looks at the average": "without noise",  # it asks for a gradient
 }
 # what a client of FedDifRC sees through its guide is not noised

@@ -18,8 +18,8 @@ Given: TypeAlias = Mapping[str, Any]
 Loss: TypeAlias = Callable[[Net, "Batch", Given], Tensor | tuple[Tensor, Tensor]]
 Direction: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Given], Mapping[str, Tensor]]
 Feature: TypeAlias = Callable[[Net, "Batch", Given], Tensor]  # a value for each image of a batch, without gradients
-# what a network with `Arch.featured` returns; "stages" of one with `Arch.staged`
-Give: TypeAlias = Literal["output", "features", "both", "stages"]
+# what a network with `Arch.featured` returns; "stages" of one with `Arch.staged`, "projection" of `projected(...)`
+Give: TypeAlias = Literal["output", "features", "both", "stages", "projection"]
 
 
 @dataclasses.dataclass

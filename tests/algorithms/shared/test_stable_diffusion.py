@@ -45,8 +45,12 @@ def recipe(guide, **keys):
 
 
 def test_prompts_have_the_classes_names_or_are_given(guide):
-    assert guide.asked(("cat", "dog")) == ["a photo of a cat", "a photo of a dog", ""]
-    assert dataclasses.replace(guide, prompts=("one", "two")).asked(("cat", "dog")) == ["one", "two", ""]
+    free = ["a photo of a visual object", "a photo of a similar object"]
+    assert guide.asked(("cat", "dog")) == ["a photo of a cat", "a photo of a dog", *free, ""]
+    assert dataclasses.replace(guide, prompts=("one", "two")).asked(("cat", "dog")) == ["one", "two", *free, ""]
+    others = dataclasses.replace(guide, others=("a photo of a dog", "a photo of a cat"))
+    assert others.asked(("cat",))[1:] == [*free, "a photo of a dog", "a photo of a cat", ""]
+    assert others.unlabelled(1) == (1, (2, 3, 4)) and guide.unlabelled(10) == (10, (11,))
     wrong = dataclasses.replace(guide, network=guide.network.resolved(Shape(4, 1, 2)), prompts=("one",), widths=(4, 4))
     with pytest.raises(RecipeError, match="prompts: 1 for 2 classes"):
         wrong.ready(8, 2, 3)

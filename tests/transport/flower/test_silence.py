@@ -199,3 +199,21 @@ def test_feddifrc_sends_its_guide_again_where_the_answer_is_lost(tmp_path):
     assert ended.received == {"guide": (0, 1, 2), "basis": (0, 1, 2)}
     assert [state(tmp_path, ended, k)["seen"].at for k in range(3)] == [0, 1, 0]
     assert {*state(tmp_path, ended, 1)} == {"seen"}
+
+
+def test_fedema_takes_the_global_network_after_a_lost_answer(tmp_path):
+    """Client 1's second answer is lost, and with it the state of that round: in the third it counts as having missed it."""
+    ended, _ = run_losing(tmp_path, {2}, ALGORITHMS["fedema"], rounds=2)
+    kept = [state(tmp_path, ended, k)["last"] for k in range(3)]
+    assert [last.at for last in kept] == [1, 0, 1]
+    ended, _ = run_losing(tmp_path / "longer", {2}, ALGORITHMS["fedema"], rounds=3)
+    later = state(tmp_path / "longer", ended, 1)["last"]
+    assert later.at == 2 and later.scale == kept[1].scale, "lambda stays that of its first round"
+
+
+def test_feddda_sends_a_share_again_where_the_answer_is_lost(tmp_path):
+    """Client 1's first answer is lost: it is sent the same eight images in the next round."""
+    ended, _ = run_losing(tmp_path, {1}, dataclasses.replace(ALGORITHMS["feddda"], cohort=None), rounds=2)
+    assert ended.received == {"share": (0, 1, 2)}
+    sent = [record.traffic.clients["1"]["down"] for record in RunFolder(tmp_path / "run").records()[3:]]
+    assert sent[0] == sent[1] > 8 * 16

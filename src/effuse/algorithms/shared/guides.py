@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,80 +10,25 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from effuse.algorithms.shared.guide import Basis, Guide
 from effuse.algorithms.shared.guide_math import another, denoised, features_of, largest, orthonormal, recognised
 from effuse.core.data import Shard
 from effuse.core.model import Arch, Net
-from effuse.core.prelude import Client, Federation, Model, RecipeError, message, spec
+from effuse.core.prelude import Client, Federation, Model, RecipeError, spec
 from effuse.core.rng import Stream
-from effuse.core.spec import Spec
 from effuse.metrics.cost import macs
 from effuse.models.local import LocalCopy, here
 from effuse.tasks.denoise import NULL, Denoise
 from effuse.tasks.schedules import signal_and_noise
 
 
-@message(name="guide.basis")
-class Basis:
-    """What brings a guide's channels to the width of a classifier's features, equal at every client."""
-
-    centre: tuple[Tensor, ...]  # of each stage, subtracted first
-    axes: tuple[Tensor, ...]  # of each stage, channels x width; of class vectors, the vectors
-    condition: Tensor | None  # from a classifier's features to a condition of the guide's network
-
-
-@spec
-class Guide(Spec, ABC):
-    """A source of frozen features, as wide as the classifier's."""
-
-    labelled: ClassVar[bool] = True  # whether features depend on the class that is asked for
-    conditioned: ClassVar[bool] = False  # whether it takes a condition, such as a classifier's features
-
-    def ready(self, width: int, classes: int, t: int) -> None:
-        """Refuse what cannot guide a classifier with features of that width, at that time step."""
-
-    @property
-    def asks(self) -> bool:
-        """Whether its basis is made from moments that the clients tell."""
-        return False
-
-    def model(self, fed: Federation) -> Model | None:
-        """The frozen network that every client is sent; None where there is none, or every client has its own copy."""
-        return None
-
-    def open(self, client: Client, model: Model | None) -> Net | None:
-        """The network at a client: the one that was sent, or its own copy."""
-        return None if model is None else client.load(model)
-
-    @abstractmethod
-    def basis(self, width: int, classes: int, source: Stream, moments: Tensor | None) -> Basis:
-        """The basis for a classifier with features of that width, random or from the moments that it asks for."""
-
-    @property
-    def cost(self) -> int:
-        """Multiply-accumulates of one image under one class."""
-        return 0
-
-    def moments(self, client: Client, net: Net, t: int) -> Tensor:
-        """What a client tells for the basis, to be averaged over images; only of a guide that asks."""
-        raise RecipeError(f"algorithm.guide: {self.name} asks for no moments")
-
-    def entry(self, width: int, source: Stream) -> Tensor | None:
-        """From a unit vector of that width to a condition; None where it takes none."""
-        return None
-
-    @abstractmethod
-    def features(
-        self, client: Client, net: Net | None, basis: Basis, labels: Tensor, t: int | None, z: Tensor | None = None
-    ) -> Tensor:
-        """A vector for each of the client's images, asked for under these labels.
-
-        The image has the noise of step `t`, or none at None. `z` goes in as a condition.
-        """
-
-
 @spec
 class Vectors(Guide):
     """Control: random orthonormal vectors, one for each class. They know the label and no image."""
+
+    def ready(self, width: int, classes: int, t: int) -> None:
+        if not classes:
+            raise RecipeError("algorithm.guide: vectors know labels only, and the task has none; use own(...)")
 
     def basis(self, width: int, classes: int, source: Stream, moments: Tensor | None) -> Basis:
         return Basis((), (orthonormal(width, classes, source.torch()).T.contiguous(),), None)
@@ -165,9 +110,9 @@ class Network(Guide):
         axes = tuple(torch.randn(c, w, generator=generator) / math.sqrt(w) for c, w in pairs)
         return Basis(tuple(torch.zeros(c) for c, _ in pairs), axes, None)
 
-    def moments(self, client: Client, net: Net, t: int) -> Tensor:
+    def moments(self, client: Client, net: Net, t: int, labels: Tensor | None = None) -> Tensor:
         """Means and second moments of the pooled stages of the client's images, with noise and without, in one row."""
-        labels, everything = client.data.labels, Basis((), (), None)
+        labels, everything = client.data.labels if labels is None else labels, Basis((), (), None)
         rows = torch.cat([self.features(client, net, everything, labels, step) for step in (t, None)])
         parts = rows.double().split(self.channels, dim=1)
         return torch.cat([m for x in parts for m in (x.mean(0), (x.T @ x / len(x)).flatten())])
@@ -195,7 +140,7 @@ class Network(Guide):
 
 @spec
 class Own(Network):
-    """A class-conditional U-Net of effuse. Stage 0 is its middle, and 1, 2, ... are those of its decoder."""
+    """A U-Net of effuse, conditional where labels are used. Stage 0 is its middle; 1, 2, ... are those of its decoder."""
 
     conditioned: ClassVar[bool] = True
 
@@ -216,10 +161,8 @@ class Own(Network):
     @property
     def channels(self) -> tuple[int, ...]:
         arch = self.arch
-        if not (arch.staged and arch.conditional):
-            raise RecipeError(
-                f"algorithm.guide: {arch.name} shows no stages under a class; use a unet(...) with conditional=True"
-            )
+        if not arch.staged:
+            raise self._unfit()
         maps = arch.hollow_net()(*arch.example(), give="stages")
         if max(self.stages) >= len(maps):
             raise RecipeError(
@@ -229,13 +172,21 @@ class Own(Network):
 
     def ready(self, width: int, classes: int, t: int) -> None:
         super().ready(width, classes, t)
-        if self.arch.shape.classes != classes:
+        if classes and not self.arch.conditional:
+            raise self._unfit()
+        if not classes and self.image == "other":
+            raise RecipeError("algorithm.guide: image=other takes another image of the class, and the task has no labels")
+        if classes and self.arch.shape.classes != classes:
             raise RecipeError(
                 f"algorithm.guide: a network of {self.arch.shape.classes} classes cannot guide one of {classes}; "
                 "train a guide on the same classes"
             )
         if t >= self.task.schedule.steps:
             raise RecipeError(f"algorithm.t: there is no step {t}; the guide's task has {self.task.schedule.steps}")
+
+    def _unfit(self) -> RecipeError:
+        why = f"{self.arch.name} shows no stages under a class; use a unet(...) with conditional=True"
+        return RecipeError(f"algorithm.guide: {why}")
 
     @property
     def cost(self) -> int:

@@ -51,6 +51,10 @@ class StableDiffusion(Own, name="stable_diffusion"):
     task: Denoise = Denoise(schedule=ScaledLinear())
     prompt: str = "a photo of a {}"  # with the name of the class
     prompts: tuple[str, ...] = ()  # one for each class in its place
+    # without labels: of noisy images, the positive of clean ones, and its negatives; without these a batch's other images
+    visual: str = "a photo of a visual object"
+    similar: str = "a photo of a similar object"
+    others: tuple[str, ...] = ()
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -67,8 +71,13 @@ class StableDiffusion(Own, name="stable_diffusion"):
             raise RecipeError(f"algorithm.guide.prompts: {len(self.prompts)} for {classes} classes; give each class one")
 
     def asked(self, classes: tuple[str, ...]) -> list[str]:
-        """The prompts of all classes, and the empty one."""
-        return [*(self.prompts or [self.prompt.replace("{}", name) for name in classes]), ""]
+        """The prompts of all classes, those without labels, and the empty one."""
+        named = self.prompts or [self.prompt.replace("{}", name) for name in classes]
+        return [*named, self.visual, self.similar, *self.others, ""]
+
+    def unlabelled(self, classes: int) -> tuple[int, tuple[int, ...]]:
+        """The places of these prompts, which follow those of the classes."""
+        return classes, tuple(range(classes + 1, classes + 2 + len(self.others)))
 
     def applied(self, client: Client, net: Net, data: Shard, given: dict[str, Any]) -> Tensor:
         module: Any = net.module
