@@ -488,7 +488,7 @@ ALGORITHMS = {
     "fednh, part of the clients": FedNH(local=ADAM, cohort=2, rho=0.5),
     "feddisco": FedDisco(local=ADAM),
     "feddisco, part of the clients, with noise": FedDisco(local=ADAM, cohort=2, a=1.0, histogram=Gaussian(epsilon=1.0)),
-    "fedcda, part of the clients": FedCDA(local=ADAM, cohort=2, cache=2, batches=2, warmup=1),
+    "fedcda, part of the clients": FedCDA(local=ADAM, cohort=2, cache=2, batches=100, warmup=1),
     "fedrcl": FedRCL(local=ADAM, near=0.5),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),

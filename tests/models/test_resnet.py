@@ -61,7 +61,7 @@ def test_resnet10_has_five_levels(norm: str, classes: int, parameters: int) -> N
     assert torch.equal(output, net(x))
     assert [level.shape for level in levels] == [(2, n) for n in (64, 64, 128, 256, 512)]
     maps = net.maps(x)
-    assert torch.equal(maps[0], seen[0]) and all(bool((level < 0).any()) for level in levels)
+    assert torch.equal(maps[0], seen[0]) and all(bool((before < 0).any()) for before in maps)
     for before, level, stage in zip(maps[1:], levels[1:], seen[2:6]):
         assert torch.equal(torch.relu(before), stage) and torch.equal(level, before.mean((2, 3)))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -109,10 +110,10 @@ class FedCDA(FedAvg, name="fedcda"):
                 "leave it out"
             )
         group = -(-cohort_size(self.cohort, clients) // self.batches)
-        if (count := self.cache**group) > MOST:
+        if self.cache**group > MOST:
             raise RecipeError(
-                f"algorithm.batches: {group} clients with {self.cache} models each have {count:,} choices, of at most "
-                f"{MOST:,}; raise batches or lower cache"
+                f"algorithm.batches: {group} clients with {self.cache} models each have {self.cache}^{group} "
+                f"choices, of at most {MOST:,}; raise batches or lower cache"
             )
 
     def setup(self, model: Model, fed: Federation) -> Server:
@@ -147,12 +148,12 @@ class FedCDA(FedAvg, name="fedcda"):
 
     def renewed(self, cache: Sequence[Cached], arrived: Mapping[int, Cached]) -> tuple[tuple[Cached, ...], dict[int, int]]:
         """The cache with what arrived, by client and the newest first; and the new places of the models that stay."""
-        old: dict[int, list[tuple[int, Cached]]] = {c.client: [] for c in cache} | {k: [] for k in arrived}
+        old: dict[int, list[tuple[int, Cached]]] = defaultdict(list)
         for place, c in enumerate(cache):
             old[c.client].append((place, c))
         found: list[Cached] = []
         now: dict[int, int] = {}
-        for k in sorted(old):
+        for k in sorted({*old, *arrived}):
             found += [arrived[k]] if k in arrived else []
             for place, c in old[k][: self.cache - (k in arrived)]:
                 now[place] = len(found)
