@@ -12,16 +12,21 @@ from effuse.algorithms.dense import Dense
 from effuse.algorithms.ensemble import OneShotEnsemble
 from effuse.algorithms.fed3r import Fed3R
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedcda import FedCDA
 from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.feddda import FedDDA
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiff import FedDiff
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.feddifrc import FedDifRC
+from effuse.algorithms.feddisco import FedDisco
 from effuse.algorithms.fedema import FedEMA
 from effuse.algorithms.fedlid import FedLID
+from effuse.algorithms.fednh import FedNH
 from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.fedproto import FedProto
 from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.fedrcl import FedRCL
 from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
@@ -368,7 +373,7 @@ class ToyForgetful(FedAvg):
 
 
 # the algorithms whose networks are classifiers
-CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc", "fed3r", "feddda")
+CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc", "fed3r", "feddda", "fedproto", "fednh", "fedrcl")
 
 
 def compares_views(algorithm: Algorithm) -> bool:
@@ -393,7 +398,7 @@ def toy_recipe(**changes) -> Recipe:
     values |= changes
     if values["algorithm"].name in CLASSIFYING:
         evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=(Accuracy(),))
-        network = LinearClassifier() if values["algorithm"].name == "nearest_mean" else SMALL
+        network = {"nearest_mean": LinearClassifier(), "fednh": COSINE}.get(values["algorithm"].name, SMALL)
         values |= {"model": network, "task": Classify(), "sampler": None, "evaluate": evaluate}
     if compares_views(values["algorithm"]):
         evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=())
@@ -403,6 +408,7 @@ def toy_recipe(**changes) -> Recipe:
 
 SMALL = Cnn(widths=(4,), groups=2)
 PROJECTED = Projected(encoder=SMALL, hidden=8, width=4)
+COSINE = dataclasses.replace(SMALL, head="cosine")
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 KEPT = Adam(lr=1e-2, batch=8, steps=2, state="kept")
 SYNTHESIS = {"warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5), "sampler": Ddim(batch=4, steps=2), "group": 2}
@@ -504,6 +510,12 @@ ALGORITHMS = {
     "fedlid": FedLID(local=ADAM, T=0.2),
     "feddda": FedDDA(local=ADAM, **DRAWN, cohort=2),
     "feddda, what a client lacks, filtered": FedDDA(local=KEPT, **DRAWN | {"group": 16}, deal="add_lack", filter=1),
+    "fedproto, by images, part of the clients": FedProto(local=ADAM, cohort=2, owners="size"),
+    "fednh, part of the clients": FedNH(local=ADAM, cohort=2, rho=0.5),
+    "feddisco": FedDisco(local=ADAM),
+    "feddisco, part of the clients, with noise": FedDisco(local=ADAM, cohort=2, a=1.0, histogram=Gaussian(epsilon=1.0)),
+    "fedcda, part of the clients": FedCDA(local=ADAM, cohort=2, cache=2, batches=100, warmup=1),
+    "fedrcl": FedRCL(local=ADAM, near=0.5),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
     "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),

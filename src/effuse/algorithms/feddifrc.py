@@ -16,7 +16,7 @@ from effuse.algorithms.shared.guides import Basis, Guide
 from effuse.core.aggregate import by_count, by_weight
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, Server, message, on_client, spec
-from effuse.core.task import Batch
+from effuse.core.task import Batch, in_fp32
 from effuse.core.visit import placed
 from effuse.core.workbench import Workbench
 from effuse.tasks.views import Views
@@ -115,7 +115,7 @@ def guided(net: Net, batch: Batch, given: Given) -> Tensor | tuple[Tensor, Tenso
     task: Any = batch.task
     output, z = net(*task.inputs(batch), give="both")
     error = batch.mean(task.error(output, batch))
-    with torch.autocast(z.device.type, enabled=False):  # bf16 would round a cosine by 1/256, which is 0.07 of tau 0.06
+    with in_fp32(z):
         held = terms(z.float(), batch, given, tdcl)
     return error if held is None else (error + held, held)
 
@@ -124,7 +124,7 @@ def unlabelled(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
     """Section 4.3 of the paper: TDCL and NDCR without labels, the mean of both views. There is no cross-entropy."""
     task: Any = batch.task
     both = net(task.seen(batch), give="features")
-    with torch.autocast(both.device.type, enabled=False):
+    with in_fp32(both):
         held = torch.stack(
             [h for z in both.float().chunk(2) if (h := terms(z, batch, given, tdcl_alone)) is not None]
         ).mean()

@@ -47,7 +47,7 @@ class ProjectedNet(nn.Module):
 
     def __init__(self, encoder: ClassifierNet, features: int, hidden: int, width: int, predictor: bool) -> None:
         super().__init__()
-        encoder.head = nn.Identity()  # type: ignore[assignment]
+        encoder.head = nn.Identity()
         self.encoder = encoder
         self.projector = _two_layers(features, hidden, width)
         self.predictor = _two_layers(width, hidden, width) if predictor else nn.Identity()
