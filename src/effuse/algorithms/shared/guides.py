@@ -67,7 +67,7 @@ class Guide(Spec, ABC):
         raise RecipeError(f"algorithm.guide: {self.name} asks for no moments")
 
     def unlabelled(self, classes: int) -> tuple[int, tuple[int, ...]]:
-        """In runs without labels, what is asked for instead: one for noisy images; for clean ones a positive, then negatives.
+        """What is asked for in runs without labels: one for noisy images; for clean ones a positive, then negatives.
 
         A positive alone has the other images of a batch as its negatives.
         """
