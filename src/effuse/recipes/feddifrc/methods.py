@@ -124,19 +124,20 @@ def unlabelled(
     smoke, epochs = scale == "smoke", LENGTHS[scale][1]
     local = SGD(lr=0.032, momentum=0.9, weight_decay=5e-4, batch=64, epochs=epochs, schedule=CosineDecay(), ragged="drop")
     algorithm: Algorithm
-    if method == "fedema":
+    guided = _guide(guide, folder, smoke) if method == "feddifrc" else None
+    if guided is not None:
+        algorithm = FedDifRC(local=local, guide=guided, t=150 if guide == "sd" else STEP)
+    elif method == "fedema":
         algorithm = FedEMA(local=dataclasses.replace(local, ema=0.99))
     elif method == "fedlid":
         algorithm = FedLID(local=local)
-    elif method == "feddifrc":
-        algorithm = FedDifRC(local=local, guide=_guide(guide, folder, smoke), t=150 if guide == "sd" else STEP)
     else:
         raise RecipeError(f'feddifrc.unlabelled: "{method}" needs labels; choose fedema, fedlid or feddifrc')
     widths = {"hidden": 32, "width": 16} if smoke else {}
     probe: tuple[Metric, ...] = (LinearProbe(),)
     return dataclasses.replace(
         recipe,
-        model=Projected(encoder=recipe.model, predictor=method == "fedema", **widths),
+        model=Projected(encoder=recipe.model, predictor=method == "fedema", **widths) if guided is None else recipe.model,
         task=Views(),
         algorithm=algorithm,
         evaluate=Evaluate(grid=0, metrics=probe),
