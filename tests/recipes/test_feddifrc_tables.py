@@ -81,7 +81,7 @@ def test_the_papers_protocol():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_rehearsed(method):
     """On digits and on shapes, with an untrained guide where the method has one."""
-    recipe = find_recipe(f'feddifrc.classifier("{method}", "cifar10", "nid2", "smoke")')[1].changed(SHORT)
+    recipe = find_recipe(f'feddifrc.classifier("{method}", "cifar10", "nid2", "smoke", "own")')[1].changed(SHORT)
     assert check(recipe, method)["traffic"]["bytes"]["total"] > 0
 
 
@@ -107,7 +107,7 @@ def test_the_guide_is_trained_on_the_partition_of_its_classifiers():
 
 def test_a_guide_without_a_folder_is_refused():
     with pytest.raises(RecipeError, match='"own" needs the folder of a network; run feddifrc.own_guide'):
-        find_recipe('feddifrc.classifier("feddifrc", scale="scaled")')
+        find_recipe('feddifrc.classifier("feddifrc", guide="own")')
     with pytest.raises(RecipeError, match="cifar10 has no domains"):
         find_recipe('feddifrc.classifier("fedavg", "cifar10", "domains")')
 

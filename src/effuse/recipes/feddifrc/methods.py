@@ -60,7 +60,7 @@ Method = Literal[
     "fedavg", "fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge", "feddifrc",
     "fedema", "fedlid",
 ]  # fmt: skip
-Source_ = Literal["sd", "own", "vectors", "encoder"]  # where the guide's features come from
+Seen = Literal["sd", "own", "vectors", "encoder"]  # where the guide's features come from
 
 AUGMENTED: tuple[Transform, ...] = (Shift(pad=4), Flip())
 DOMAINS: dict[Data, tuple[int, ...]] = {"digits5": (1, 4, 3, 2), "office": (3, 2, 2, 3)}  # clients of each, as the paper has
@@ -78,7 +78,7 @@ def classifier(
     data: Data = "cifar10",
     scenario: Scenario = "nid1-0.05",
     scale: Size = "scaled",
-    guide: Source_ = "own",
+    guide: Seen = "vectors",
     folder: str | None = None,
     root: str = "",
     validation: bool = False,
@@ -116,7 +116,7 @@ def unlabelled(
     data: Data = "cifar100",
     scenario: Scenario = "nid1-0.05",
     scale: Size = "scaled",
-    guide: Source_ = "sd",
+    guide: Seen = "sd",
     folder: str | None = None,
 ) -> Recipe:
     """A federation without labels: FedEMA, the stand-in for FedLID, or FedDifRC's label-free form, by linear probe."""
@@ -201,7 +201,7 @@ def _algorithm(method: Method, local: SGD, rounds: int, guide: Guide | None, fol
     return known[method]
 
 
-def _guide(source: Source_, folder: str | None, smoke: bool) -> Guide:
+def _guide(source: Seen, folder: str | None, smoke: bool) -> Guide:
     """A trained guide by its folder. Norms over positions are never negative, as the features of a ResNet are not."""
     if source == "vectors":
         return Vectors()
