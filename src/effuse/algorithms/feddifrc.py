@@ -15,7 +15,7 @@ from effuse.algorithms.shared.guides import Basis, Guide, features_of
 from effuse.core.aggregate import by_count, by_weight
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, Server, message, on_client, spec
-from effuse.core.task import Batch
+from effuse.core.task import Batch, in_fp32
 from effuse.core.visit import placed
 
 BLOCK = 64  # images whose distances from the client's bank are computed at a time
@@ -100,7 +100,7 @@ def guided(net: Net, batch: Batch, given: Given) -> Tensor | tuple[Tensor, Tenso
     output, z = net(*task.inputs(batch), give="both")
     error = batch.mean(task.error(output, batch))
     held: list[Tensor] = []
-    with torch.autocast(z.device.type, enabled=False):  # bf16 would round a cosine by 1/256, which is 0.07 of tau 0.06
+    with in_fp32(z):
         z = z.float()
         if "tdcl" in given:
             held.append(given["tdcl"] * batch.mean(tdcl(z, batch, given)))
