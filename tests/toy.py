@@ -11,13 +11,18 @@ from effuse.algorithms.class_means import ClassMeans
 from effuse.algorithms.dense import Dense
 from effuse.algorithms.ensemble import OneShotEnsemble
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedcda import FedCDA
 from effuse.algorithms.fedcvae import FedCVAE
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiff import FedDiff
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.feddifrc import FedDifRC
+from effuse.algorithms.feddisco import FedDisco
+from effuse.algorithms.fednh import FedNH
 from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.fedproto import FedProto, FedProtoOriginal
 from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.fedrcl import FedRCL
 from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
@@ -361,7 +366,8 @@ class ToyForgetful(FedAvg):
         return Server(next(answers)[1].model)
 
 
-CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc")  # the algorithms whose networks are classifiers
+# the algorithms whose networks are classifiers
+CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc", "fedproto", "fedproto_original", "fednh", "fedrcl")
 
 
 def toy_recipe(**changes) -> Recipe:
@@ -380,12 +386,13 @@ def toy_recipe(**changes) -> Recipe:
     values |= changes
     if values["algorithm"].name in CLASSIFYING:
         evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=(Accuracy(),))
-        network = LinearClassifier() if values["algorithm"].name == "nearest_mean" else SMALL
+        network = {"nearest_mean": LinearClassifier(), "fednh": COSINE}.get(values["algorithm"].name, SMALL)
         values |= {"model": network, "task": Classify(), "sampler": None, "evaluate": evaluate}
     return Recipe(**values)
 
 
 SMALL = Cnn(widths=(4,), groups=2)
+COSINE = dataclasses.replace(SMALL, head="cosine")
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 KEPT = Adam(lr=1e-2, batch=8, steps=2, state="kept")
 SYNTHESIS = {"warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5), "sampler": Ddim(batch=4, steps=2), "group": 2}
@@ -477,6 +484,13 @@ ALGORITHMS = {
         distance="kl",
     ),
     "feddifrc, an encoder": FedDifRC(local=ADAM, guide=Encoder(network=SMALL), tdcl=0.0),
+    "fedproto, by images, part of the clients": FedProto(local=ADAM, cohort=2, means="size"),
+    "fedproto, models of their own": FedProtoOriginal(local=ADAM),
+    "fednh, part of the clients": FedNH(local=ADAM, cohort=2, rho=0.5),
+    "feddisco": FedDisco(local=ADAM),
+    "feddisco, part of the clients, with noise": FedDisco(local=ADAM, cohort=2, a=1.0, histogram=Gaussian(epsilon=1.0)),
+    "fedcda, part of the clients": FedCDA(local=ADAM, cohort=2, cache=2, batches=100, warmup=1),
+    "fedrcl": FedRCL(local=ADAM, near=0.5),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
     "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),

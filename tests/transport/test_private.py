@@ -35,6 +35,11 @@ REFUSED = {
     "fedphd, never pruned, an edge fails": "exact counts",
     "scaffold, option I": "without noise",
     "fedcvae": "exact counts",
+    "feddisco": "exact counts",
+    "fedproto, by images, part of the clients": "does not say that its reply is covered",  # its class means have no bound
+    "fedproto, models of their own": "does not say that its reply is covered",
+    "fedcda, part of the clients": "does not say that its reply is covered",  # it tells a loss
+    "fedrcl": "compares the images of a batch",
     "ensemble, different networks, a majority": "layer 'stages.1' normalises over the images",
     "dense, different networks": "layer 'stages.1' normalises over the images",
     "a loss that looks at the average": "without noise",  # it asks for a gradient
