@@ -24,7 +24,7 @@ from effuse.algorithms.fedema import FedEMA
 from effuse.algorithms.fedlid import FedLID
 from effuse.algorithms.fednh import FedNH
 from effuse.algorithms.fedphd import FedPhD
-from effuse.algorithms.fedproto import FedProto
+from effuse.algorithms.fedproto import FedProto, FedProtoOriginal
 from effuse.algorithms.fedprox import FedProx
 from effuse.algorithms.fedrcl import FedRCL
 from effuse.algorithms.localaug import LocalAug
@@ -373,7 +373,18 @@ class ToyForgetful(FedAvg):
 
 
 # the algorithms whose networks are classifiers
-CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc", "fed3r", "feddda", "fedproto", "fednh", "fedrcl")
+CLASSIFYING = (
+    "ensemble",
+    "dense",
+    "nearest_mean",
+    "feddifrc",
+    "fed3r",
+    "feddda",
+    "fedproto",
+    "fedproto_original",
+    "fednh",
+    "fedrcl",
+)
 
 
 def compares_views(algorithm: Algorithm) -> bool:
@@ -510,7 +521,8 @@ ALGORITHMS = {
     "fedlid": FedLID(local=ADAM, T=0.2),
     "feddda": FedDDA(local=ADAM, **DRAWN, cohort=2),
     "feddda, what a client lacks, filtered": FedDDA(local=KEPT, **DRAWN | {"group": 16}, deal="add_lack", filter=1),
-    "fedproto, by images, part of the clients": FedProto(local=ADAM, cohort=2, owners="size"),
+    "fedproto, by images, part of the clients": FedProto(local=ADAM, cohort=2, means="size"),
+    "fedproto, models of their own": FedProtoOriginal(local=ADAM),
     "fednh, part of the clients": FedNH(local=ADAM, cohort=2, rho=0.5),
     "feddisco": FedDisco(local=ADAM),
     "feddisco, part of the clients, with noise": FedDisco(local=ADAM, cohort=2, a=1.0, histogram=Gaussian(epsilon=1.0)),

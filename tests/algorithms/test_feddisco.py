@@ -3,13 +3,14 @@
 import json
 
 import pytest
+import torch
 from hand import one_weight_recipe, trained
 from toy import ADAM, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.feddisco import FedDisco, Member, discrepancy_aware, divergence
+from effuse.algorithms.feddisco import FedDisco, Member, Told, discrepancy_aware, divergence
 from effuse.core.aggregate import Average
-from effuse.core.errors import RecipeError
+from effuse.core.errors import RecipeError, WireError
 from effuse.core.reducers import Clipped, Median
 from effuse.core.solvers import SGD
 from effuse.privacy.histogram import Laplace
@@ -98,6 +99,12 @@ def test_noise_is_drawn_once_and_charged_once(tmp_path):
 def test_rules_that_ignore_its_weights_are_refused(rule, tmp_path):
     with pytest.raises(RecipeError, match="ignores the weights that feddisco computes; use mean.. or clipped"):
         run(one_weight_recipe(FedDisco(local=STEP, aggregate=rule)), tmp_path / "run")
+
+
+def test_what_no_client_can_have_is_refused():
+    for counts, weight in (([1.0, -1.0], 2.0), ([1.0, 1.0], 0.0)):
+        with pytest.raises(WireError, match="counts are not negative|the weight 0 is not positive"):
+            Told(torch.tensor(counts), weight)
 
 
 def test_clipped_updates_keep_the_weights(tmp_path):

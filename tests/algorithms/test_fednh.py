@@ -18,6 +18,7 @@ from effuse.core.errors import RecipeError
 from effuse.core.model import Model
 from effuse.core.params import Buffers
 from effuse.core.privacy import Budget
+from effuse.core.reducers import Krum
 from effuse.core.rng import Stream
 from effuse.core.solvers import SGD
 from effuse.core.spec import spec
@@ -142,6 +143,11 @@ def test_features_are_released_with_noise_under_a_budget():
     silent = dataclasses.replace(resolved, algorithm=private(FedNH(local=ADAM, noise=0.0)))
     with pytest.raises(RecipeError, match="class features would leave the client without noise"):
         releases(silent, silent.shards(train))
+
+
+def test_rules_that_compare_replies_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="krum.* compares whole replies, and clients have different classes; use mean"):
+        run(toy_recipe(algorithm=FedNH(local=ADAM, aggregate=Krum(f=0))), tmp_path / "run")
 
 
 def test_a_linear_head_is_refused(tmp_path):

@@ -10,16 +10,21 @@ from torch.nn import functional
 from toy import ADAM, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.fedproto import FedProto, prototyped, prototypes
+from effuse.algorithms.fedproto import FedProto, FedProtoOriginal, ProtoMeans, ProtoUpdate, prototyped, prototypes
+from effuse.algorithms.localonly import LocalOnly
 from effuse.core.errors import RecipeError, WireError
 from effuse.core.model import Net
 from effuse.core.params import Params
+from effuse.core.recipe import Evaluate
+from effuse.core.reducers import Median
 from effuse.core.solvers import SGD
 from effuse.core.task import Batch
 from effuse.data.dirichlet import LabelSkew
+from effuse.metrics.accuracy import Accuracy
 from effuse.runs.driver import run
 from effuse.runs.folder import RunFolder
 from effuse.tasks.classify import Classify
+from effuse.transport.state import Snapshots
 
 STILL = SGD(lr=1e-30, batch=8, epochs=1)  # no weight moves
 GIVEN = {
@@ -94,10 +99,10 @@ def test_a_class_that_nobody_tells_keeps_its_prototype():
     assert found["means"].flatten().tolist() == [2.0, 8.0] and found["known"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("owners", ["uniform", "size"])
-def test_clients_tell_the_means_of_their_features(owners, tmp_path):
+@pytest.mark.parametrize("means", ["uniform", "size"])
+def test_clients_tell_the_means_of_their_features(means, tmp_path):
     """No weight moves, so the prototypes are means of the first model's features: of class means, or of all images."""
-    recipe = toy_recipe(algorithm=FedProto(local=STILL, owners=owners), rounds=1, partition=LabelSkew(beta=0.5), clients=3)
+    recipe = toy_recipe(algorithm=FedProto(local=STILL, means=means), rounds=1, partition=LabelSkew(beta=0.5), clients=3)
     run(recipe, tmp_path / "run")
     server, train = RunFolder(tmp_path / "run").load_checkpoint().server, recipe.data.load("train")
     resolved = recipe.resolved(train)
@@ -110,7 +115,7 @@ def test_clients_tell_the_means_of_their_features(owners, tmp_path):
         own = [z[rows[train.labels[rows] == c]] for rows in shards]
         own = [rows for rows in own if len(rows)]
         each = torch.stack([rows.mean(0) for rows in own]).mean(0)
-        wanted = each if owners == "uniform" else torch.cat(own).mean(0)
+        wanted = each if means == "uniform" else torch.cat(own).mean(0)
         torch.testing.assert_close(server.prototypes["means"][c], wanted)
     sizes = {tuple(train.labels[rows].bincount(minlength=2).tolist()) for rows in shards}
     assert len(sizes) == 3, "otherwise both rules agree"
@@ -152,12 +157,56 @@ def test_distances_are_in_fp32_under_autocast():
     assert held.dtype == torch.float32 and held.item() == pytest.approx(2 * (0.001**2 + 0.003**2) / 2, rel=1e-3)
 
 
-def test_counts_below_nought_are_refused():
-    from effuse.algorithms.fedproto import ProtoUpdate
+def test_models_of_their_own_stay_with_their_clients(tmp_path):
+    """The first model goes down once. Up go two means of 16 features and two counts of 4 bytes in each of three rounds.
 
+    Every client's own model is measured on the test images: their mean and their spread.
+    """
+    algorithm, evaluate = FedProtoOriginal(local=ADAM), Evaluate(grid=0, metrics=(Accuracy(),))
+    recipe = toy_recipe(algorithm=algorithm, rounds=3, evaluate=evaluate)
+    result = run(recipe, tmp_path / "run")
+    ended = RunFolder(tmp_path / "run").load_checkpoint()
+    states = [Snapshots(tmp_path / "run" / "clients" / str(k)).read(ended.snapshots[k]) for k in range(3)]
+    models = {state["model"].params.digest() for state in states}
+    first = ended.server.model
+    assert len(models) == 3 and first.params.digest() not in models
+    sent = result.traffic.bytes
+    assert sent.up == 3 * 3 * 4 * (2 * 16 + 2) and sent.down == 3 * first.params.nbytes + 2 * 3 * 4 * (2 * 16 + 2)
+    data, right = recipe.data.load("test"), []
+    for state in states:
+        net = first.arch.build().eval()
+        net.load_state_dict(dict(state["model"].params))
+        with torch.no_grad():
+            right.append(float((net(data.floats(data.images)).argmax(1) == data.labels).float().mean()))
+    measured = result.metrics["accuracy"]
+    assert measured.clients == pytest.approx(right) and measured.value == pytest.approx(sum(right) / 3)
+
+
+def test_models_of_their_own_are_measured_on_test_images_only(tmp_path):
+    evaluate = Evaluate(grid=0, metrics=(Accuracy(split="train"),))
+    recipe = dataclasses.replace(toy_recipe(algorithm=FedProtoOriginal(local=ADAM)), evaluate=evaluate)
+    with pytest.raises(RecipeError, match="looks at a model, but those of fedproto_original stay with its clients"):
+        run(recipe, tmp_path / "run")
+
+
+def test_without_a_pull_models_of_their_own_are_local_onlys(tmp_path):
+    recipe = toy_recipe(algorithm=FedProtoOriginal(local=ADAM, pull=0.0), rounds=3)
+    alone = dataclasses.replace(recipe, algorithm=LocalOnly(local=ADAM))
+    a, b = (run(r, tmp_path / r.algorithm.name) for r in (recipe, alone))
+    assert a.weights_sha256 == b.weights_sha256 and a.metrics["accuracy"].clients == b.metrics["accuracy"].clients
+
+
+def test_counts_below_nought_are_refused():
     told = Params({"sums": torch.zeros(2, 1), "counts": torch.tensor([1.0, -1.0])})
     with pytest.raises(WireError, match=r"\[1.0, -1.0\] are no counts of classes"):
         ProtoUpdate(None, 1.0, None, told, None)
+    with pytest.raises(WireError):
+        ProtoMeans(1.0, None, told, None)
+
+
+def test_rules_that_compare_replies_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="median.. compares whole replies, and clients have different classes; use mean"):
+        run(toy_recipe(algorithm=FedProto(local=ADAM, aggregate=Median())), tmp_path / "run")
 
 
 def test_a_network_without_features_is_refused(tmp_path):

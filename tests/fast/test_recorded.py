@@ -95,6 +95,7 @@ PRIVATE = [
     "feddiffuse, usplit",
     "scaffold, adam",
     "a frozen network and columns",
+    "fednh, part of the clients",
 ]
 
 

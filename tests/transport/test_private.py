@@ -39,6 +39,7 @@ REFUSED = {
     "fedproto, by images, part of the clients": "does not say that its reply is covered",  # its class means have no bound
     "fedcda, part of the clients": "does not say that its reply is covered",  # it tells a loss
     "fed3r": "does not say that its reply is covered",  # moments of features have no bound
+    "fedproto, models of their own": "does not say that its reply is covered",
     "fedrcl": "compares the images of a batch",
     "ensemble, different networks, a majority": "layer 'stages.1' normalises over the images",
     "dense, different networks": "layer 'stages.1' normalises over the images",

@@ -12,6 +12,7 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.shared.labels import Histogram, spent_on, told
 from effuse.core.aggregate import Average
 from effuse.core.capabilities import Discloses
+from effuse.core.errors import WireError
 from effuse.core.prelude import Client, Federation, Model, RecipeError, Server, message, on_client, spec
 from effuse.core.reducers import Clipped
 from effuse.privacy.histogram import Disclosure, Exact
@@ -22,6 +23,11 @@ class Told(Histogram):
     """A client's disclosed histogram, and what it weighs in FedAvg."""
 
     weight: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.weight > 0:
+            raise WireError(f"feddisco: the weight {self.weight:g} is not positive")
 
 
 @message(name="feddisco.member")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.algorithms.shared.prototypes import class_sums
+from effuse.algorithms.shared.prototypes import class_sums, refuse_comparing
 from effuse.core.aggregate import by_count
 from effuse.core.model import Net
 from effuse.core.params import Buffers
@@ -39,6 +39,10 @@ class FedNH(FedAvg, name="fednh"):
     rho: Annotated[float, Field(ge=0, le=1)] = 0.9  # how much of W stays in each round; at 1 nothing is told
     noise: NonNegativeFloat | None = None  # z: noise on sums and counts over their sensitivity; None: the budget's
     weights: Literal["size", "uniform"] = "uniform"  # as in the authors' code
+
+    def ready(self, clients: int) -> None:
+        super().ready(clients)
+        refuse_comparing(self.aggregate)
 
     def setup(self, model: Model, fed: Federation) -> Server:
         if HEAD not in model.buffers:

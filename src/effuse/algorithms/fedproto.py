@@ -1,5 +1,7 @@
 """FedProto: Tan et al., 2022: clients hold the features of each class to the mean of all clients' means."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -8,9 +10,11 @@ from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.shared.guides import features_of
-from effuse.algorithms.shared.prototypes import class_sums
+from effuse.algorithms.shared.prototypes import class_sums, refuse_comparing
 from effuse.core.aggregate import by_count
+from effuse.core.capabilities import Personal
 from effuse.core.errors import WireError
+from effuse.core.fit import Fit
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Federation, Given, Model, Params, Server, message, on_client, spec
 from effuse.core.task import Batch, in_fp32
@@ -31,9 +35,27 @@ class ProtoUpdate(Update):
     held: Annotated[float | None, by_count]
 
     def __post_init__(self) -> None:
-        counts = None if self.told is None else self.told["counts"]
-        if counts is not None and not counts.is_meta and bool((counts < 0).any()):
-            raise WireError(f"fedproto: {counts.tolist()[:20]} are no counts of classes; counts are not negative")
+        refuse_negative(self.told)
+
+
+@message(name="fedproto.means")
+class ProtoMeans:
+    """The same without the model, which stays at its client."""
+
+    weight: float
+    loss: float | None
+    told: Annotated[Params | None, by_count]
+    held: Annotated[float | None, by_count]
+
+    def __post_init__(self) -> None:
+        refuse_negative(self.told)
+
+
+def refuse_negative(told: Params | None) -> None:
+    """Refuse counts below nought, which no client has."""
+    counts = None if told is None else told["counts"]
+    if counts is not None and not counts.is_meta and bool((counts < 0).any()):
+        raise WireError(f"fedproto: {counts.tolist()[:20]} are no counts of classes; counts are not negative")
 
 
 def prototyped(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
@@ -62,7 +84,11 @@ class FedProto(FedAvg, name="fedproto"):
     """FedAvg whose clients also share the means of their features by class, and hold their features to these."""
 
     pull: NonNegativeFloat = 1.0  # lambda: the weight of the distance from the prototypes
-    owners: Literal["uniform", "size"] = "uniform"  # what a client's mean of a class counts for: one, or its images of it
+    means: Literal["uniform", "size"] = "uniform"  # what a client's mean of a class counts for: one, or its images of it
+
+    def ready(self, clients: int) -> None:
+        super().ready(clients)
+        refuse_comparing(self.aggregate)
 
     def setup(self, model: Model, fed: Federation) -> Server:
         features_of(model.arch, "model")  # refuses a network that has none
@@ -71,24 +97,57 @@ class FedProto(FedAvg, name="fedproto"):
     def round(self, server: ProtoServer, fed: Federation) -> Server:
         S, known = fed.sample(self.cohort), server.prototypes
         y = fed.mean(self.train, S, by=self.aggregate, model=server.model, known=known).value
+        return ProtoServer(y.model, prototypes=self.noted(y, known, fed))
+
+    def noted(self, y: SimpleNamespace, known: Params | None, fed: Federation) -> Params | None:
+        """The prototypes after a round, whose distance from the features is recorded."""
         if y.held is not None:
             fed.note(held=y.held)
-        return ProtoServer(y.model, prototypes=known if y.told is None else prototypes(y.told, known))
+        return known if y.told is None else prototypes(y.told, known)
 
     @on_client
     def train(self, client: Client, model: Model, known: Params | None) -> ProtoUpdate:
         net = client.load(model)
+        fit, told = self.fitted(client, net, known)
+        return ProtoUpdate(client.unload(net), self.weight(client), fit.loss, told, fit.noted)
+
+    def fitted(self, client: Client, net: Net, known: Params | None) -> tuple[Fit, Params | None]:
+        """Local training, and what the client then tells of its features."""
         if known is None:  # nobody has told a prototype yet, or they have no weight
             fit = client.fit(net, self.local, client.data)
         else:
             given = {**known, "pull": self.pull}
             fit = client.fit(net, self.local, client.data, loss=prototyped, given=given)
-        told = self.told(client, net) if self.pull else None
-        return ProtoUpdate(client.unload(net), self.weight(client), fit.loss, told, fit.noted)
+        return fit, self.told(client, net) if self.pull else None
 
     def told(self, client: Client, net: Net) -> Params:
         """The means of each class by the model after training, times what each counts for."""
         sums, counts = class_sums(client, net)
-        if self.owners == "uniform":
+        if self.means == "uniform":
             sums, counts = sums / counts.clamp(min=1.0)[:, None], counts.clamp(max=1.0)
         return Params({"sums": sums, "counts": counts})
+
+
+@spec
+class FedProtoOriginal(FedProto, Personal, name="fedproto_original"):
+    """As published: every client trains a model of its own, and only the means of features travel."""
+
+    def round(self, server: ProtoServer, fed: Federation) -> Server:
+        S, known, once = fed.sample(self.cohort), server.prototypes, {"model": server.model}
+        y = fed.mean(self.train, S, by=self.aggregate, model=None, known=known, once=once).value
+        return ProtoServer(server.model, prototypes=self.noted(y, known, fed))
+
+    @on_client
+    def train(self, client: Client, model: Model | None, known: Params | None) -> ProtoMeans:
+        net = client.load(self.own(client, model))
+        fit, told = self.fitted(client, net, known)
+        client.state["model"] = client.unload(net)
+        return ProtoMeans(self.weight(client), fit.loss, told, fit.noted)
+
+    def owners(self, server: Server, fed: Federation) -> Sequence[int]:
+        return sorted(fed.has("model"))
+
+    def own(self, client: Client, model: Model | None) -> Model:
+        own: Model | None = client.state.get("model", model)
+        assert own is not None  # the first message brings one
+        return own

@@ -105,6 +105,11 @@ class Metric(Spec, ABC):
         """The number of generated images that it needs."""
         return getattr(self, "n", 0)
 
+    @property
+    def predicts(self) -> bool:
+        """Whether class scores of the test images, in their order, are all that it needs of a model."""
+        return False
+
     def ready(self, outlook: Outlook) -> None:
         """Raise early what `measure` would raise later: for a missing file, or a model without labels."""
 

@@ -125,7 +125,27 @@ class ClassifierNet(nn.Module, ABC):
         return (self.head(features), features) if give == "both" else self.head(features)
 
 
-class ResNet(ClassifierNet):
+class LevelledNet(ClassifierNet):
+    """A classifier that also shows its levels."""
+
+    @abstractmethod
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """The map of each level before its ReLU, from the first on."""
+
+    @abstractmethod
+    def pooled(self, last: Tensor) -> Tensor:
+        """What `encoded` makes of the last map."""
+
+    def forward(self, x: Tensor, give: Give = "output") -> Any:
+        if give != "levels":
+            return super().forward(x, give)
+        maps = self.maps(x)
+        # in fp32 also under autocast: the levels of two images are compared
+        levels = tuple(level.mean((2, 3), dtype=torch.float32) for level in maps)
+        return self.head(self.projection(self.pooled(maps[-1]))), levels
+
+
+class ResNet(LevelledNet):
     """A stem, stages of basic blocks, and a linear head."""
 
     def __init__(
@@ -194,7 +214,7 @@ class BasicBlock(nn.Module):
         return self.branch(x) + self.shortcut(x)
 
 
-class ConvNet(ClassifierNet):
+class ConvNet(LevelledNet):
     """Convolution, normalisation and 2x2 maximum, once per width."""
 
     def __init__(

@@ -125,10 +125,10 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
     for metric in recipe.evaluate.metrics:
         if metric.samples and recipe.sampler is None and not kept:
             raise RecipeError(f"evaluate.metrics: {metric} looks at samples, but there is no sampler; set sampler=ddim()")
-        if not metric.samples and isinstance(recipe.algorithm, Personal):
+        if not metric.samples and not metric.predicts and isinstance(recipe.algorithm, Personal):
             raise RecipeError(
                 f"evaluate.metrics: {metric} looks at a model, but those of {recipe.algorithm.name} stay with its clients; "
-                "use a metric of samples, such as fid()"
+                "use a metric of samples, such as fid(), or of class scores, such as accuracy()"
             )
         if metric.real and not all(outlook.real.values()):
             raise RecipeError(

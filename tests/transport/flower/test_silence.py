@@ -11,9 +11,10 @@ from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedcda import FedCDA
 from effuse.algorithms.feddisco import FedDisco, Told
-from effuse.algorithms.fedphd import FedPhD, Histogram
+from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.localaug import SHARE, LocalAug
 from effuse.algorithms.scaffold import ScaffoldUpdate
+from effuse.algorithms.shared.labels import Histogram
 from effuse.algorithms.shared.synthesis import Upload
 from effuse.core.algorithm import job_of
 from effuse.core.errors import WireError

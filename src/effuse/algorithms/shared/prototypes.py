@@ -4,9 +4,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from effuse.core.aggregate import Reducer
 from effuse.core.model import Net
-from effuse.core.prelude import Client, Given
+from effuse.core.prelude import Client, Given, RecipeError
 from effuse.core.task import Batch
+
+
+def refuse_comparing(aggregate: Reducer) -> None:
+    """Refuse rules that compare whole replies: what clients tell of classes that they lack is no value to compare."""
+    if aggregate.holds:
+        raise RecipeError(
+            f"algorithm.aggregate: {aggregate} compares whole replies, and clients have different classes; "
+            "use mean() or clipped(norm)"
+        )
 
 
 def features(net: Net, batch: Batch, given: Given) -> Tensor:
