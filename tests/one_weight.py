@@ -89,10 +89,11 @@ class CoreNoise(Sampler):
         return None
 
 
-def images(*bytes_: int, flip: bool = False, side: int = 1) -> Shard:
+def images(*bytes_: int, flip: bool = False, shift: int = 0, side: int = 1) -> Shard:
     """Images of one colour each: 255 is x = 1, and 0 is x = -1."""
     pixels = torch.tensor(bytes_, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, side, side).contiguous()
-    return Shard.whole(Dataset(pixels, torch.zeros(len(bytes_), dtype=torch.int64), ("only",), flip=flip))
+    labels = torch.zeros(len(bytes_), dtype=torch.int64)
+    return Shard.whole(Dataset(pixels, labels, ("only",), flip=flip, shift=shift))
 
 
 ONE = images(255)

@@ -32,11 +32,13 @@ class Speckled(Source):
     """Seventy random images, none of them symmetric."""
 
     flip: bool = False
+    shift: int = 0
 
     def load(self, split: Split) -> Dataset:
         n = 70 if split == "train" else 8
         pixels = torch.randint(0, 256, (n, 1, 4, 4), generator=torch.Generator().manual_seed(n), dtype=torch.uint8)
-        return Dataset(pixels, torch.arange(n) % 2, ("dark", "light"), flip=self.flip and split == "train")
+        moves = {"flip": self.flip, "shift": self.shift} if split == "train" else {}
+        return Dataset(pixels, torch.arange(n) % 2, ("dark", "light"), **moves)
 
 
 def ragged_recipe(algorithm, **changes):
@@ -110,7 +112,8 @@ def noted_recordings(patch) -> list:
             solver = tuple((f.name, getattr(work.solver, f.name)) for f in fields if f.name not in OF_A_FIT)
             private = work.private and (work.private.clip, work.private.repeats, work.private.physical)
             added = (work.loss, work.direction, tuple(sorted(work.given)), work.uphill is None, work.report_gradient, frozen)
-            found.append((machine, kind, arch, type(work.solver), solver, private, added, work.shard.dataset.flip))
+            data = work.shard.dataset
+            found.append((machine, kind, arch, type(work.solver), solver, private, added, data.flip, data.shift))
             begin(self, machine, arch, work, frozen)
 
         return begin_step

@@ -10,14 +10,23 @@ from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.class_means import ClassMeans
 from effuse.algorithms.dense import Dense
 from effuse.algorithms.ensemble import OneShotEnsemble
+from effuse.algorithms.fed3r import Fed3R
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedcda import FedCDA
 from effuse.algorithms.fedcvae import FedCVAE
+from effuse.algorithms.feddda import FedDDA
 from effuse.algorithms.fedddpm import AuxOnly, FedDDPM, FedDDPMPlus, QuickTest
 from effuse.algorithms.feddiff import FedDiff
 from effuse.algorithms.feddiffuse import Full, UDec, ULatDec, USplit
 from effuse.algorithms.feddifrc import FedDifRC
+from effuse.algorithms.feddisco import FedDisco
+from effuse.algorithms.fedema import FedEMA
+from effuse.algorithms.fedlid import FedLID
+from effuse.algorithms.fednh import FedNH
 from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.fedproto import FedProto, FedProtoOriginal
 from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.fedrcl import FedRCL
 from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
@@ -47,6 +56,7 @@ from effuse.metrics.encoders import Pixels
 from effuse.models.cut import Cut, narrowed
 from effuse.models.cvae import Cvae
 from effuse.models.dense import DenseGenerator
+from effuse.models.projected import Projected
 from effuse.models.resnet import Cnn, LinearClassifier
 from effuse.models.saved import write_plain
 from effuse.privacy.histogram import Gaussian, Laplace
@@ -54,6 +64,7 @@ from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
 from effuse.tasks.invert import Invert
 from effuse.tasks.schedules import Linear
+from effuse.tasks.views import Views
 
 
 @spec
@@ -361,7 +372,25 @@ class ToyForgetful(FedAvg):
         return Server(next(answers)[1].model)
 
 
-CLASSIFYING = ("ensemble", "dense", "nearest_mean", "feddifrc")  # the algorithms whose networks are classifiers
+# the algorithms whose networks are classifiers
+CLASSIFYING = (
+    "ensemble",
+    "dense",
+    "nearest_mean",
+    "feddifrc",
+    "fed3r",
+    "feddda",
+    "fedproto",
+    "fedproto_original",
+    "fednh",
+    "fedrcl",
+)
+
+
+def compares_views(algorithm: Algorithm) -> bool:
+    """Whether an algorithm below needs views of images instead of labels: its guide, if any, knows no class."""
+    guide = getattr(algorithm, "guide", None)
+    return algorithm.name in ("fedema", "fedlid") or (isinstance(guide, Own) and not guide.network.conditional)
 
 
 def toy_recipe(**changes) -> Recipe:
@@ -380,12 +409,17 @@ def toy_recipe(**changes) -> Recipe:
     values |= changes
     if values["algorithm"].name in CLASSIFYING:
         evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=(Accuracy(),))
-        network = LinearClassifier() if values["algorithm"].name == "nearest_mean" else SMALL
+        network = {"nearest_mean": LinearClassifier(), "fednh": COSINE}.get(values["algorithm"].name, SMALL)
         values |= {"model": network, "task": Classify(), "sampler": None, "evaluate": evaluate}
+    if compares_views(values["algorithm"]):
+        evaluate = dataclasses.replace(values["evaluate"], grid=0, metrics=())
+        values |= {"model": PROJECTED, "task": Views(area=0.5), "sampler": None, "evaluate": evaluate}
     return Recipe(**values)
 
 
 SMALL = Cnn(widths=(4,), groups=2)
+PROJECTED = Projected(encoder=SMALL, hidden=8, width=4)
+COSINE = dataclasses.replace(SMALL, head="cosine")
 ADAM = Adam(lr=1e-2, batch=8, epochs=1)
 KEPT = Adam(lr=1e-2, batch=8, steps=2, state="kept")
 SYNTHESIS = {"warmup": Adam(lr=1e-2, batch=8, steps=3, ema=0.5), "sampler": Ddim(batch=4, steps=2), "group": 2}
@@ -403,6 +437,7 @@ CVAES = {
 }
 TOY_GUIDE, TOY_NOISE = ToyLabelled(width=16, dropout=0.0), Denoise(schedule=Linear(steps=25))
 GUIDE = Own(network=TOY_GUIDE, stages=(0, 1), widths=(15, 1), task=TOY_NOISE)
+DRAWN = {"guide": TOY_GUIDE, "task": TOY_NOISE, "sampler": Ddim(batch=4, steps=2), "n": 16, "share": 8, "group": 6}
 # never satisfied, so that a run is as long as its rehearsal
 TEST = QuickTest(every=1, size=4, encoder=Pixels(side=2), threshold=1e-9)
 # every algorithm of the project, and the toy algorithms above
@@ -448,6 +483,7 @@ ALGORITHMS = {
     ),
     "class means": ClassMeans(central=KEPT, noise=1.0),
     "nearest mean": NearestMean(noise=1.0),
+    "fed3r": Fed3R(),
     "ensemble": OneShotEnsemble(local=ADAM),
     "ensemble, different networks, a majority": OneShotEnsemble(
         local=ADAM, networks=(ToyScores(), SMALL, Cnn(widths=(2,), norm="batch")), vote="majority"
@@ -477,6 +513,21 @@ ALGORITHMS = {
         distance="kl",
     ),
     "feddifrc, an encoder": FedDifRC(local=ADAM, guide=Encoder(network=SMALL), tdcl=0.0),
+    "feddifrc, without labels": FedDifRC(
+        local=ADAM, cohort=2, guide=dataclasses.replace(GUIDE, network=ToyUnet(width=16, dropout=0.0)), t=3
+    ),
+    "fedema": FedEMA(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9, ema=0.9, ragged="drop")),
+    "fedema, part of the clients": FedEMA(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5, state="kept"), cohort=2),
+    "fedlid": FedLID(local=ADAM, T=0.2),
+    "feddda": FedDDA(local=ADAM, **DRAWN, cohort=2),
+    "feddda, what a client lacks, filtered": FedDDA(local=KEPT, **DRAWN | {"group": 16}, deal="add_lack", filter=1),
+    "fedproto, by images, part of the clients": FedProto(local=ADAM, cohort=2, means="size"),
+    "fedproto, models of their own": FedProtoOriginal(local=ADAM),
+    "fednh, part of the clients": FedNH(local=ADAM, cohort=2, rho=0.5),
+    "feddisco": FedDisco(local=ADAM),
+    "feddisco, part of the clients, with noise": FedDisco(local=ADAM, cohort=2, a=1.0, histogram=Gaussian(epsilon=1.0)),
+    "fedcda, part of the clients": FedCDA(local=ADAM, cohort=2, cache=2, batches=100, warmup=1),
+    "fedrcl": FedRCL(local=ADAM, near=0.5),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
     "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),

@@ -47,7 +47,7 @@ def no_reused_machines():
 
 def speckled(n: int = 300, flip: bool = False) -> Shard:
     pixels = torch.randint(0, 256, (n, 1, 16, 16), generator=Stream((n,)).torch(), dtype=torch.uint8)
-    return Shard.whole(Dataset(pixels, torch.arange(n) % 10, tuple("0123456789"), flip=flip).to(CUDA))
+    return Shard.whole(Dataset(pixels, torch.arange(n) % 10, tuple("0123456789"), flip=flip, shift=2 * flip).to(CUDA))
 
 
 def fit(machine, name, solver, shard=None, noise=None, owner=None, start=0, **rest):

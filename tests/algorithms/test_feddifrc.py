@@ -7,18 +7,22 @@ import pytest
 import torch
 from hand import one_weight_recipe
 from torch import Tensor, nn
-from toy import ADAM, GUIDE, SMALL, TOY_GUIDE, toy_recipe
+from toy import ADAM, GUIDE, SMALL, TOY_GUIDE, ToyImages, ToyUnet, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.feddifrc import FedDifRC, guided, kl, l2, mean_distance, scale, tdcl, unit
-from effuse.algorithms.shared.guides import Encoder, Vectors
+from effuse.algorithms.feddifrc import FedDifRC, guided, kl, l2, mean_distance, scale, tdcl, tdcl_alone, unit, unlabelled
+from effuse.algorithms.shared.guides import Encoder, Own, Vectors
+from effuse.core.data import Dataset, Split
 from effuse.core.errors import RecipeError
 from effuse.core.model import Net
+from effuse.core.spec import spec
 from effuse.core.task import Batch
 from effuse.runs.driver import run
 from effuse.runs.folder import RunFolder
+from effuse.runs.save import load
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.views import Views
 from effuse.tools.check import check
 from effuse.transport.state import Snapshots
 
@@ -255,3 +259,133 @@ def test_check_counts_the_features_on_clients():
     """40 images under two classes and one noisy: 40 * 3 * 16 numbers of 2 bytes, in three snapshots."""
     found = check(toy_recipe(algorithm=FedDifRC(local=ADAM, guide=GUIDE, t=3)))
     assert found["disk"]["clients"] == 3 * 40 * 3 * 16 * 2
+
+
+class Bare(nn.Module):
+    """Its features are a weight for each image and view: the first view's rows, then the second one's."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(rows)
+
+    def forward(self, x: Tensor, give: str = "output"):
+        return self.rows[x.flatten().long()]
+
+
+class Numbered(Views):
+    """The second view of image i is image i + 3."""
+
+    def seen(self, batch: Batch) -> Tensor:
+        return torch.cat([batch.x, batch.x + 3])
+
+
+def alone(rows: list[int], weight=None, **given: float):
+    """The label-free loss of these images, of three, and its gradient."""
+    generator = torch.Generator().manual_seed(0)
+    net = Net(Bare(torch.randn(6, 4, generator=generator)))
+    F, H = torch.randn(3, 1, 4, generator=generator), torch.randn(3, 4, generator=generator)
+    columns = {"F": F[rows].half(), "H": H[rows].half()}
+    x, labels = torch.tensor(rows).float().view(-1, 1, 1, 1), torch.zeros(len(rows), dtype=torch.int64)
+    given = {k: torch.tensor(v) for k, v in given.items()}
+    loss, held = unlabelled(net, Batch(x, labels, Numbered(), weight=weight, columns=columns), given)
+    loss.backward()
+    return loss, held, net.params["rows"].grad
+
+
+def test_without_labels_the_negatives_are_the_batchs_other_images():
+    """z (1, 0) and (0, 1), F of both images (2, 0) and (3, 4): cosines 1 and 0.6, 0 and 0.8. tau 0.5, no U.
+
+    Image 0: ln(1 + e^((0.6 - 1) / 0.5)) = ln(1 + e^-0.8) = 0.371101; image 1: ln(1 + e^((0 - 0.8) / 0.5)) = 0.183901.
+    """
+    z, F = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[[2.0, 0.0]], [[3.0, 4.0]]])
+    found = tdcl_alone(z, batch_of(F, [0, 0]), {"tau": torch.tensor(0.5), **NONE})
+    assert found.tolist() == pytest.approx([math.log(1 + math.exp(-0.8)), math.log(1 + math.exp(-1.6))], rel=1e-5)
+    assert found.tolist() == pytest.approx([0.371101, 0.183901], abs=1e-6)
+
+
+def test_without_labels_u_belongs_to_each_f():
+    """The same z and F. U_0 = (|(1,0) - (2,0)| + |(0,1) - (2,0)|) / 2 = (1 + sqrt 5) / 2 = 1.618034.
+
+    U_1 = (sqrt 20 + sqrt 18) / 2 = 4.357388. Image 0: s = 1 / 1.618034 = 0.618034 and 0.6 / 4.357388 = 0.137697.
+    """
+    z, F = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[[2.0, 0.0]], [[3.0, 4.0]]])
+    found = tdcl_alone(z, batch_of(F, [0, 0]), {"tau": torch.tensor(0.5)})
+    far = (0.6 / ((20**0.5 + 18**0.5) / 2) - 1 / ((1 + 5**0.5) / 2)) / 0.5
+    assert found[0].item() == pytest.approx(math.log(1 + math.exp(far)), rel=1e-5)
+    assert tdcl_alone(z, batch_of(F, [0, 0], U=mean_distance(z, torch.ones(2), F)), {"tau": torch.tensor(0.5)}).tolist() == (
+        pytest.approx(found.tolist(), rel=1e-5)
+    )
+
+
+def test_without_labels_the_loss_is_the_mean_of_both_views():
+    """Both terms of both views; labels take no part."""
+    given = {"tdcl": 0.5, "tau": 0.06, "unit": 3.0}
+    loss, held, _ = alone([0, 1, 2], **given)
+    parts = [alone([0, 1, 2], **some)[0].item() for some in ({"tdcl": 1.0, "tau": 0.06}, {"unit": 1.0})]
+    assert loss.item() == held.item() == pytest.approx(0.5 * parts[0] + 3.0 * parts[1], rel=1e-6) and min(parts) > 0.01
+
+
+@pytest.mark.parametrize("U", ["batch", "none"])
+def test_without_labels_a_padded_batch_equals_the_unpadded_one(U):
+    given = {"tdcl": 1.0, "tau": 0.06, "unit": 1.0} | ({"U": 1.0} if U == "none" else {})
+    plain = alone([0, 1], **given)
+    padded = alone([0, 1, 0, 0], weight=torch.tensor([1.0, 1.0, 0.0, 0.0]), **given)
+    torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-6)
+    assert abs(alone([0, 1, 0, 0], **given)[0] - plain[0]) > 1e-3, "copies that count would change it"
+
+
+UNCONDITIONAL = dataclasses.replace(GUIDE, network=ToyUnet(width=16, dropout=0.0))
+
+
+def test_without_labels_a_client_keeps_one_f_and_its_labels_change_nothing(tmp_path):
+    """Every image is called light in the second run: it ends in the same weights and in the same features."""
+    algorithm = FedDifRC(local=ADAM, guide=UNCONDITIONAL, t=3)
+    _, states = last_states(tmp_path / "a", algorithm)
+    _, others = last_states(tmp_path / "b", algorithm, data=Mislabelled())
+    assert [s["seen"].F.shape for s in states] == [(n, 1, 16) for n in (14, 13, 13)]
+    for s, o in zip(states, others):
+        assert torch.equal(s["seen"].F, o["seen"].F) and torch.equal(s["seen"].H, o["seen"].H)
+    digests = {load(tmp_path / name / "run").model.params.digest() for name in "ab"}
+    assert len(digests) == 1
+
+
+@spec
+class Spoken(Own):
+    """Without labels it asks noisy images for class 1, and clean ones for class 0 as positive and class 1 as negative."""
+
+    def unlabelled(self, classes: int) -> tuple[int, tuple[int, ...]]:
+        return 1, (0, 1)
+
+
+def test_without_labels_a_guide_may_name_its_own_negatives(tmp_path):
+    """Two F of each image; the first is the positive, also of images of the second class."""
+    guide = Spoken(**{f.name: getattr(GUIDE, f.name) for f in dataclasses.fields(GUIDE)})
+    recipe = toy_recipe(algorithm=FedDifRC(local=ADAM, guide=UNCONDITIONAL, t=3), rounds=1)
+    run(dataclasses.replace(recipe, algorithm=FedDifRC(local=ADAM, guide=guide, t=3)), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    seen = Snapshots(folder.path / "clients" / "0").read(folder.load_checkpoint().snapshots[0])["seen"]
+    assert seen.F.shape == (14, 2, 16) and not torch.equal(seen.F[:, 0], seen.F[:, 1])
+    positive = tdcl_alone(Z, batch_of(F, [2]), {**TAU, **NONE})
+    assert torch.equal(positive, tdcl(Z, batch_of(F, [0]), {**TAU, **NONE}))
+
+
+@spec
+class Mislabelled(ToyImages):
+    """The same images, all of them called light."""
+
+    def load(self, split: Split) -> Dataset:
+        right = super().load(split)
+        return dataclasses.replace(right, labels=torch.ones_like(right.labels))
+
+
+def test_without_labels_what_needs_them_is_refused():
+    for guide, weights, words in (
+        (Vectors(), {}, r"vectors know labels only, and the task has none; use own"),
+        (UNCONDITIONAL, {"tdcl": 0.0, "ndcr": 0.0}, "without labels and with tdcl=0, ndcr=0 there is nothing to learn"),
+        (dataclasses.replace(UNCONDITIONAL, image="other"), {}, "image=other takes another image of the class"),
+    ):
+        recipe = toy_recipe(algorithm=FedDifRC(local=ADAM, guide=UNCONDITIONAL, t=3))
+        with pytest.raises(RecipeError, match=words):
+            check(dataclasses.replace(recipe, algorithm=FedDifRC(local=ADAM, guide=guide, t=3, **weights)))
+    with pytest.raises(RecipeError, match="toy_unet shows no stages under a class; use a unet"):
+        check(dataclasses.replace(recipe, task=Classify()))

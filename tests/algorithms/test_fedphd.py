@@ -14,10 +14,10 @@ from effuse.algorithms.fedphd import (
     EdgeChoice,
     FedPhD,
     FedPhDUpdate,
-    ReportedHistogram,
     sparsifying,
 )
 from effuse.algorithms.shared.homogeneity import edge_probabilities, homogeneity
+from effuse.algorithms.shared.labels import ReportedHistogram
 from effuse.core.algorithm import on_client
 from effuse.core.build import build
 from effuse.core.data import Shape

@@ -449,8 +449,8 @@ def test_evaluate_refuses_too(effuse, toy_file, monkeypatch):
 
 def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
     recipe = toy_file(algorithm=LocalOnly(local=ADAM), **SAMPLED)
-    sentence = effuse(f"run {recipe} --set 'evaluate.metrics=[accuracy()]'").sentence
-    assert "accuracy() looks at a model, but those of local_only stay with its clients" in sentence
+    sentence = effuse(f"run {recipe} --set 'evaluate.metrics=[accuracy(split=train)]'").sentence
+    assert "accuracy(split='train') looks at a model, but those of local_only stay with its clients" in sentence
 
 
 # typing errors

@@ -60,7 +60,7 @@ def test_the_bound_for_a_reader_with_a_plot(effuse, tmp_path):
 def test_the_bound_refuses_in_one_sentence(effuse):
     assert "zeta: a step of 0.5 is above the admissible" in effuse("bound fedddpm --zeta 0.5").sentence
     assert "n: 200 clients a round of N=100" in effuse("bound fedddpm -n 200").sentence
-    assert "bound fedavg: this method has no bound" in effuse("bound fedavg").sentence
+    assert "No such command 'fedavg'" in effuse("bound fedavg").sentence
     assert "L: 0.0 must be a number above nought" in effuse("bound fedddpm -L 0").sentence
     for given, refusal in (
         ("--zeta 0", "zeta: 0.0 must be a number above nought"),
@@ -72,8 +72,23 @@ def test_the_bound_refuses_in_one_sentence(effuse):
         ("--plot b.xyz", "--plot b.xyz: its name must end in a picture format, such as .png; valid: "),
     ):
         assert refusal in effuse(f"bound fedddpm {given}").sentence
-    assert "effuse[plots]" in effuse("bound --help").out
+    assert "effuse[plots]" in effuse("bound fedddpm --help").out
     assert "raise T" in effuse("bound fedddpm -T 2").sentence
+
+
+def test_feddifrcs_theorems_for_a_reader_and_as_json(effuse):
+    """The oracle: a step below 1.1 / 3, and 8.421053 rounds from a loss of 2; with constants of one both are empty."""
+    line = "bound feddifrc --L1 2 --L2 0.05 -B 1 --sigma2 0.5 --classes 10 --eta 0.05 -E 10 --xi 1 --start 2 --least 0"
+    told = effuse(line)
+    assert told.code == 0
+    for words in ("at most 1.7625", "below 0.366667", "after more than 8.421053 rounds", "does not hold: Eq. 33"):
+        assert words in told.out, words
+    given = {"L1": 2.0, "L2": 0.05, "B": 1.0, "sigma2": 0.5, "classes": 10, "eta": 0.05, "E": 10, "xi": 1.0}
+    assert effuse(f"{line} --json").json["given"] == given | {"start": 2.0, "least": 0.0}
+    empty = effuse("bound feddifrc").out
+    assert "Theorem 2 is empty: it asks for a step below -8" in empty and "Theorem 3 is empty" in empty
+    assert "the given 0.5 is too large" in effuse(f"{line.replace('--eta 0.05', '--eta 0.5')}").out
+    assert "B: 0.0 must be a number above nought" in effuse("bound feddifrc -B 0").sentence
 
 
 def test_the_auxiliary_set_is_exported_with_its_origins(effuse, toy_file, tmp_path):

@@ -16,9 +16,9 @@ from effuse.transport.loopback import Loopback
 from effuse.transport.simulator import on_disk
 
 DECLARED = {
-    Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec"},
+    Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec", "fedproto_original"},
     Hierarchical: {"fedphd"},
-    Discloses: {"fedcvae", "feddiff", "fedphd"},
+    Discloses: {"fedcvae", "feddiff", "feddisco", "fedphd"},
     Draws: {"aux_only", "class_means", "dense", "fedcvae", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
     Prepares: {"aux_only", "fedcvae", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
     Averages: {"centralised"},
@@ -48,7 +48,8 @@ def test_a_capability_alone_is_not_a_concrete_algorithm():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_only_personal_models_are_asked_to_draw(name):
-    assert ("draw" in ALGORITHMS[name].jobs) == isinstance(ALGORITHMS[name], Personal)
+    for job in ("draw", "classify"):
+        assert (job in ALGORITHMS[name].jobs) == isinstance(ALGORITHMS[name], Personal)
 
 
 def test_the_job_draw_is_refused_by_an_algorithm_without_personal_models(tmp_path):

@@ -227,14 +227,16 @@ def test_steps_continue_after_the_end_of_an_epoch():
     assert sizes == [2, 1, 2, 1, 2]
 
 
+@pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_small_batch_has_the_first_random_numbers_of_a_full_one(flip):
+def test_a_small_batch_has_the_first_random_numbers_of_a_full_one(flip, shift):
     """A batch of 17 images has the first 17 of the numbers drawn for 20."""
-    full = list(machine()._batches(work_of(SGD(lr=1.0, steps=3, batch=20), images(*[9] * 20, flip=flip))))
-    ragged = list(machine()._batches(work_of(SGD(lr=1.0, steps=3, batch=20), images(*[9] * 17, flip=flip))))
+    solver, moves = SGD(lr=1.0, steps=3, batch=20), {"side": 2, "flip": flip, "shift": shift}
+    full, ragged = (list(machine()._batches(work_of(solver, images(*[9] * n, **moves)))) for n in (20, 17))
     assert [len(b.labels) for b in ragged] == [17] * 3
     for whole, part in zip(full, ragged):
         assert torch.equal(whole.drawn["noise"][:17], part.drawn["noise"])
+        assert torch.equal(whole.x[:17], part.x)
 
 
 def test_about_half_of_the_images_are_mirrored_and_the_tasks_draws_do_not_change():
@@ -249,6 +251,15 @@ def test_about_half_of_the_images_are_mirrored_and_the_tasks_draws_do_not_change
     assert torch.equal(flipped.x[mirrored], straight.x[mirrored].flip(-1))
     assert torch.equal(flipped.x[~mirrored], straight.x[~mirrored])
     assert torch.equal(flipped.drawn["noise"], straight.drawn["noise"])
+
+
+def test_shifted_images_lose_what_leaves_the_frame_and_the_tasks_draws_do_not_change():
+    """White images of two pixels a side move by one pixel or none: 4, 2 or 1 of the four pixels stay white."""
+    shard = images(*[255] * 64, side=2, shift=1)
+    plain = Shard.whole(dataclasses.replace(shard.dataset, shift=0))
+    moved, straight = (next(machine()._batches(work_of(SGD(lr=1.0, steps=1, batch=64), s))) for s in (shard, plain))
+    assert {int(n) for n in (moved.x == 1).flatten(1).sum(1)} == {1, 2, 4} and bool((straight.x == 1).all())
+    assert torch.equal(moved.drawn["noise"], straight.drawn["noise"])
 
 
 def noisy(seed: int, source: Stream, dropout: float = 0.5) -> float:

@@ -13,7 +13,7 @@ from effuse.core.errors import DataError
 from effuse.core.spec import text
 from effuse.data.folders import CelebA, Folder
 from effuse.data.images import read_image
-from effuse.data.transforms import Channels, Crop, Flip, Resize
+from effuse.data.transforms import Channels, Crop, Flip, Resize, Shift
 
 HAIR = "Black_Hair Brown_Hair Blond_Hair Gray_Hair"
 
@@ -187,7 +187,8 @@ def test_mixed_channels_are_an_error_without_channels(pets: Path):
     picture(pets / "cat" / "1.png", 1, mode="RGB")
     with pytest.raises(DataError, match=r"3 channels, but .* has 1; add channels\(1\)"):
         Folder(path=str(pets)).load("train")
-    assert Folder(path=str(pets), transforms=(Channels(n=1), Flip())).load("train").flip
+    moved = Folder(path=str(pets), transforms=(Channels(n=1), Flip(), Shift(pad=3))).load("train")
+    assert moved.flip and moved.shift == 3
 
 
 def test_palettes_transparency_and_bits_become_plain_pixels(tmp_path: Path):

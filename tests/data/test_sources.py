@@ -11,7 +11,7 @@ from effuse.core.spec import text
 from effuse.data.holdout import held_out
 from effuse.data.npz import Npz
 from effuse.data.sources import Digits, Labels, Some, Union, Validation
-from effuse.data.transforms import Channels, Flip, Resize
+from effuse.data.transforms import Channels, Flip, Resize, Shift
 
 
 def test_held_out_takes_each_fifth_of_every_class():
@@ -59,14 +59,15 @@ def test_sizes_that_make_no_data_are_refused(source: str):
 
 def test_validation_sets_a_part_of_the_training_images_aside():
     """Of 1,442 training digits every tenth of each class, at most; none of the 355 test images. They are not mirrored."""
-    source = build_text("validation(source=digits(transforms=[flip()]))", Source, "data")
-    assert source == Validation(source=Digits(transforms=(Flip(),)), share=0.1)
+    source = build_text("validation(source=digits(transforms=[flip(), shift(pad=1)]))", Source, "data")
+    assert source == Validation(source=Digits(transforms=(Flip(), Shift(pad=1))), share=0.1)
     train, test, whole = source.load("train"), source.load("test"), Digits().load("train")
     of_class = torch.tensor(whole.histogram())
     assert test.histogram() == (of_class // 10).tolist() and train.histogram() == (of_class - of_class // 10).tolist()
     aside = torch.from_numpy(held_out(whole.labels.numpy(), 0.1))
     assert torch.equal(test.images, whole.images[aside]) and torch.equal(train.images, whole.images[~aside])
-    assert train.flip and not test.flip and train.classes == test.classes == whole.classes
+    assert train.flip and not test.flip and (train.shift, test.shift) == (1, 0)
+    assert train.classes == test.classes == whole.classes
     assert torch.equal(source.load("test").images, test.images), "the same images every time"
 
 
@@ -98,10 +99,11 @@ def test_union_numbers_its_domains(tmp_path):
     )
     union = Union(
         sources=(Digits(transforms=(Resize(side=28), Channels(n=3))), Npz(path=str(tmp_path / "a.npz"))),
-        transforms=(Resize(side=16), Flip()),
+        transforms=(Resize(side=16), Flip(), Shift(pad=2)),
     )
     joined = union.load("train")
-    assert joined.shape == (16, 3, 10) and joined.domains.bincount().tolist() == [1442, 20] and joined.flip
+    assert joined.shape == (16, 3, 10) and joined.domains.bincount().tolist() == [1442, 20]
+    assert joined.flip and joined.shift == 2 and (union.load("test").flip, union.load("test").shift) == (False, 0)
     assert len(joined.groups.unique()) == 1442 + 10  # an image without a group is its own group
     assert build_text(text(union), Source, "data") == union
 

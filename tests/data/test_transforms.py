@@ -5,7 +5,7 @@ import torch
 
 from effuse.core.build import build_text
 from effuse.core.errors import DataError, RecipeError
-from effuse.data.transforms import CHUNK, Channels, Crop, Flip, Pad, Resize, Transform, prepared, transform
+from effuse.data.transforms import CHUNK, Channels, Crop, Flip, Pad, Resize, Shift, Transform, prepared, transform
 
 SQUARE = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
 
@@ -69,6 +69,39 @@ def test_flip_marks_training_data_and_touches_no_pixel():
     both = [prepared(SQUARE, torch.zeros(1).long(), ["a"], split=split, transforms=[Flip()]) for split in ("train", "test")]
     assert [d.flip for d in both] == [True, False]
     assert all(torch.equal(d.images, SQUARE) for d in both)
+
+
+def test_shift_marks_training_data_and_touches_no_pixel():
+    labels = torch.zeros(1).long()
+    both = [prepared(SQUARE, labels, ["a"], split=split, transforms=[Shift(pad=2)]) for split in ("train", "test")]
+    assert [d.shift for d in both] == [2, 0] and not both[0].flip
+    assert all(torch.equal(d.images, SQUARE) for d in both)
+    assert Shift().pad == 4
+    with pytest.raises(DataError, match="only 4 wide, so nothing of it may be left; shift less"):
+        Shift().apply(SQUARE, 255)
+
+
+def test_images_move_within_a_black_frame():
+    """Pixels 0 to 15 of a square of four, framed by two black ones: the corner (2, 2) is where the image lies.
+
+    The corner (0, 3) is two rows above it and one column to its right: two black rows, then rows 0 and 1 from their second
+    pixel on, and a black pixel. Mirroring comes first.
+    """
+    data = prepared(SQUARE, torch.zeros(1).long(), ["a"], split="train", transforms=[Shift(pad=2), Flip()])
+    x = torch.arange(16.0).view(1, 1, 4, 4).expand(3, 2, -1, -1)
+    drawn = {"corner": torch.tensor([[2, 2], [0, 3], [0, 3]]), "mirrored": torch.tensor([False, False, True])}
+    moved = data.changed(x, drawn)
+    assert torch.equal(moved[0], x[0])
+    assert moved[1, 1].tolist() == [[-1.0] * 4, [-1.0] * 4, [1.0, 2.0, 3.0, -1.0], [5.0, 6.0, 7.0, -1.0]]
+    assert moved[2, 0].tolist() == [[-1.0] * 4, [-1.0] * 4, [2.0, 1.0, 0.0, -1.0], [6.0, 5.0, 4.0, -1.0]]
+
+
+def test_every_place_is_drawn():
+    """Of 5 x 5 places, 2,000 draws leave none out, and none has more than twice its share of 80."""
+    data = prepared(SQUARE, torch.zeros(1).long(), ["a"], split="train", transforms=[Shift(pad=2)])
+    corner = data.chances(2000, torch.Generator().manual_seed(0))["corner"]
+    found = torch.bincount(5 * corner[:, 0] + corner[:, 1], minlength=25)
+    assert len(found) == 25 and found.min() > 40 and found.max() < 160
 
 
 def test_chunks_change_nothing_and_results_are_contiguous():

@@ -7,6 +7,7 @@ from effuse.algorithms.shared.guides import Own, Vectors
 from effuse.core.errors import RecipeError
 from effuse.recipes import find_recipe, find_table
 from effuse.runs.driver import run
+from effuse.runs.save import load
 from effuse.tools.check import check
 from effuse.tools.reproduce import Reproduction
 
@@ -63,3 +64,36 @@ def test_an_own_guide_needs_a_folder():
         find_recipe('feddifrc.guided("own_tdcl")')
     with pytest.raises(RecipeError, match="seeds from 100 on are for tuning"):
         find_table("feddifrc.digits(seeds=[100])")
+
+
+LABEL_FREE = ["rounds=1", "threads=1", "algorithm.local.epochs=None", "algorithm.local.steps=1"]
+
+
+@pytest.mark.parametrize("method", ["fedema", "fedlid", "feddifrc"])
+def test_features_without_labels(method, tmp_path):
+    """A step each. All three end in an encoder with the same 64 features; FedDifRC's guide knows no class."""
+    folder = ""
+    if method == "feddifrc":
+        guide = find_recipe("feddifrc.guide(labels=False)")[1].changed([*LITTLE, "evaluate.metrics=[]", "evaluate.grid=0"])
+        run(guide, tmp_path / "guide")
+        folder = f', folder="{tmp_path}/guide/model"'
+    recipe = find_recipe(f'feddifrc.labelfree("{method}"{folder})')[1].changed(LABEL_FREE)
+    run(recipe, tmp_path / "run")
+    arch = load(tmp_path / "run").model.arch
+    assert arch.hollow_net()(*arch.example(), give="features").shape == (1, 64)
+
+
+@pytest.mark.parametrize(("size", "rounds", "epochs"), [("paper", 100, 10), ("scaled", 40, 5), ("smoke", 2, 1)])
+def test_cifar_without_labels_has_the_papers_settings(size, rounds, epochs):
+    """FedDifRC's settings: 10 clients, 100 rounds of 10 epochs in batches of 64, SGD 0.01, momentum 0.9, decay 1e-5."""
+    recipe = find_recipe(f'feddifrc.labelfree("fedema", scale="{size}")')[1]
+    local = recipe.algorithm.local
+    assert (recipe.clients, recipe.rounds, local.epochs, local.batch) == (10, rounds, epochs, 64)
+    assert (local.lr, local.momentum, local.weight_decay, local.ema, local.ragged) == (0.01, 0.9, 1e-5, 0.99, "drop")
+    assert (recipe.model.hidden, recipe.model.width, recipe.model.predictor) == (4096, 2048, True)
+    assert not find_recipe(f'feddifrc.labelfree("fedlid", scale="{size}")')[1].model.predictor
+
+
+def test_a_guide_without_labels_needs_a_folder():
+    with pytest.raises(RecipeError, match=r"needs the folder of a guide's model; run feddifrc.guide\(labels=False\)"):
+        find_recipe('feddifrc.labelfree("feddifrc")')

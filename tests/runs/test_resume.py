@@ -7,16 +7,34 @@ import signal
 
 import pytest
 import torch
-from toy import CVAES, GUIDE, INVERSION, SYNTHESIS, TEST, ToyAveraging, ToyGuided, ToyStateful, ToyTwoTasks, toy_recipe
+from toy import (
+    CVAES,
+    DRAWN,
+    GUIDE,
+    INVERSION,
+    SYNTHESIS,
+    TEST,
+    ToyAveraging,
+    ToyGuided,
+    ToyStateful,
+    ToyTwoTasks,
+    toy_recipe,
+)
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.dense import Dense
 from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedcda import FedCDA
 from effuse.algorithms.fedcvae import FedCVAE
+from effuse.algorithms.feddda import FedDDA
 from effuse.algorithms.fedddpm import FedDDPM, FedDDPMPlus
 from effuse.algorithms.feddiffuse import UDec
 from effuse.algorithms.feddifrc import FedDifRC
+from effuse.algorithms.feddisco import FedDisco
+from effuse.algorithms.fedema import FedEMA
+from effuse.algorithms.fedlid import FedLID
 from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.fedproto import FedProto
 from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
@@ -70,6 +88,15 @@ RECIPES = {
         rounds=2,
     ),
     "feddifrc": toy_recipe(algorithm=FedDifRC(local=ADAM, cohort=2, guide=GUIDE, t=3, refresh=2), rounds=4),
+    "fedema": toy_recipe(
+        algorithm=FedEMA(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5, state="kept"), cohort=2), rounds=4
+    ),
+    "fedlid": toy_recipe(algorithm=FedLID(local=ADAM), rounds=3),
+    # three rounds of drawing, then three of two fits each: draws 1 | 2 | 3, fits 1-2 | 3-4 | 5-6
+    "feddda": toy_recipe(algorithm=FedDDA(local=ADAM, **DRAWN, cohort=2, deal="add_lack", filter=1), rounds=3),
+    "feddisco": toy_recipe(algorithm=FedDisco(local=ADAM, cohort=2, histogram=Laplace(epsilon=1.0)), rounds=4),
+    "fedcda": toy_recipe(algorithm=FedCDA(local=ADAM, cohort=2, cache=2, batches=2, warmup=1), rounds=4),
+    "fedproto": toy_recipe(algorithm=FedProto(local=ADAM, cohort=2), rounds=4),
     "two tasks": toy_recipe(algorithm=ToyTwoTasks(local=ADAM, pull=0.5), rounds=3),
     "averaging": toy_recipe(algorithm=ToyAveraging(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.5)), rounds=3),
     "sent once": toy_recipe(algorithm=ToyGuided(local=ADAM, cohort=2), rounds=4),
@@ -111,6 +138,21 @@ DEATHS = [
     ("feddifrc", "renamed", 2),  # two clients have told moments and kept the guide, and the third is being asked
     ("feddifrc", "fit", 2),  # a client has looked, its reply has not been taken
     ("feddifrc", "checkpointed", 1),  # the basis is in the server's state
+    ("fedema", "fit", 4),  # a client has mixed two networks and trained, its reply has not been taken
+    ("fedema", "renamed", 4),
+    ("fedema", "checkpointed", 2),
+    ("fedlid", "fit", 5),
+    ("feddda", "drawing", 3),
+    ("feddda", "checkpoint", 2),
+    ("feddda", "fit", 2),  # a client has kept its share, its reply has not been taken
+    ("feddda", "checkpointed", 4),
+    ("feddisco", "renamed", 2),  # a client has kept what it tells, and the second is being asked
+    ("feddisco", "fit", 3),
+    ("feddisco", "checkpointed", 1),
+    ("fedcda", "fit", 4),  # the first choice is next
+    ("fedcda", "checkpointed", 2),  # products and choices are in the server's state
+    ("fedcda", "fit", 5),
+    ("fedproto", "checkpointed", 1),  # prototypes are in it
     ("scaffold", "fit", 4),  # a client's variate is written, its reply not yet taken
     ("scaffold", "checkpoint", 2),
     ("mofedsam", "fit", 4),

@@ -35,8 +35,18 @@ REFUSED = {
     "fedphd, never pruned, an edge fails": "exact counts",
     "scaffold, option I": "without noise",
     "fedcvae": "exact counts",
+    "feddisco": "exact counts",
+    "fedproto, by images, part of the clients": "does not say that its reply is covered",  # its class means have no bound
+    "fedcda, part of the clients": "does not say that its reply is covered",  # it tells a loss
+    "fed3r": "does not say that its reply is covered",  # moments of features have no bound
+    "fedproto, models of their own": "does not say that its reply is covered",
+    "fedrcl": "compares the images of a batch",
     "ensemble, different networks, a majority": "layer 'stages.1' normalises over the images",
     "dense, different networks": "layer 'stages.1' normalises over the images",
+    "fedema": "layer 'projector.1' normalises over the images",
+    "fedema, part of the clients": "layer 'projector.1' normalises over the images",
+    "fedlid": "layer 'projector.1' normalises over the images",
+    "feddda, what a client lacks, filtered": "number of images would depend on private ones",
     "a loss that looks at the average": "without noise",  # it asks for a gradient
 }
 # what a client of FedDifRC sees through its guide is not noised

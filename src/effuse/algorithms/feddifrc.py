@@ -1,9 +1,9 @@
-"""FedDifRC: Wang et al., 2025, classifiers held to the features of a denoiser: TDCL (Eqs. 10, 11) and NDCR (Eq. 12)."""
+"""FedDifRC: Wang et al., 2025, features held to those of a denoiser: TDCL (Eqs. 10, 11) and NDCR (Eq. 12)."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -11,13 +11,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.algorithms.shared.guides import Basis, Guide, features_of
+from effuse.algorithms.shared.guide_math import features_of
+from effuse.algorithms.shared.guides import Basis, Guide
 from effuse.core.aggregate import by_count, by_weight
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, Server, message, on_client, spec
-from effuse.core.task import Batch
+from effuse.core.task import Batch, in_fp32
 from effuse.core.visit import placed
+from effuse.core.workbench import Workbench
+from effuse.tasks.views import Views
 
+Term: TypeAlias = Callable[[Tensor, Batch, Given], Tensor]  # a loss of each image's features
 BLOCK = 64  # images whose distances from the client's bank are computed at a time
 
 
@@ -45,7 +49,7 @@ class GuidedUpdate(Update):
 
 @message(name="feddifrc.seen")
 class Seen:
-    """What the guide sees in a client's images, in fp16."""
+    """What the guide sees in a client's images, in fp16. Without labels, C counts what is asked for instead."""
 
     H: Tensor | None  # of the noisy image under its class, N x d
     F: Tensor | None  # of the clean image under every class, N x C x d
@@ -75,6 +79,18 @@ def tdcl(z: Tensor, batch: Batch, given: Given) -> Tensor:
     return functional.cross_entropy(s / given["tau"], batch.labels, reduction="none")
 
 
+def tdcl_alone(z: Tensor, batch: Batch, given: Given) -> Tensor:
+    """Eq. 11 without labels. The first F is the positive; where it is alone, F of the batch's others are the negatives."""
+    if batch.columns["F"].shape[1] > 1:
+        return tdcl(z, dataclasses.replace(batch, labels=torch.zeros_like(batch.labels)), given)
+    U = scale(z, batch, given).expand(len(z), 1).T
+    s = functional.cosine_similarity(z[:, None], batch.columns["F"].float()[None, :, 0], dim=2) / U
+    own = torch.arange(len(z), device=z.device)
+    if batch.weight is not None:  # padding is a copy of an image, and no negative
+        s = s.masked_fill((batch.weight == 0) & (own != own[:, None]), -math.inf)
+    return functional.cross_entropy(s / given["tau"], own, reduction="none")
+
+
 def unit(z: Tensor, H: Tensor) -> Tensor:
     """Eq. 12 on unit vectors, whose scale does not depend on the guide's."""
     return l2(functional.normalize(z, dim=1), functional.normalize(H, dim=1))
@@ -99,18 +115,31 @@ def guided(net: Net, batch: Batch, given: Given) -> Tensor | tuple[Tensor, Tenso
     task: Any = batch.task
     output, z = net(*task.inputs(batch), give="both")
     error = batch.mean(task.error(output, batch))
+    with in_fp32(z):
+        held = terms(z.float(), batch, given, tdcl)
+    return error if held is None else (error + held, held)
+
+
+def unlabelled(net: Net, batch: Batch, given: Given) -> tuple[Tensor, Tensor]:
+    """Section 4.3 of the paper: TDCL and NDCR without labels, the mean of both views. There is no cross-entropy."""
+    task: Any = batch.task
+    both = net(task.seen(batch), give="features")
+    with in_fp32(both):
+        held = torch.stack(
+            [h for z in both.float().chunk(2) if (h := terms(z, batch, given, tdcl_alone)) is not None]
+        ).mean()
+    return held, held
+
+
+def terms(z: Tensor, batch: Batch, given: Given, contrast: Term) -> Tensor | None:
+    """TDCL and NDCR with their weights; None where both have none."""
     held: list[Tensor] = []
-    with torch.autocast(z.device.type, enabled=False):  # bf16 would round a cosine by 1/256, which is 0.07 of tau 0.06
-        z = z.float()
-        if "tdcl" in given:
-            held.append(given["tdcl"] * batch.mean(tdcl(z, batch, given)))
-        for name, distance in NDCR.items():
-            if name in given:
-                held.append(given[name] * batch.mean(distance(z, batch.columns["H"].float())))
-    if not held:
-        return error
-    total = torch.stack(held).sum()
-    return error + total, total
+    if "tdcl" in given:
+        held.append(given["tdcl"] * batch.mean(contrast(z, batch, given)))
+    for name, distance in NDCR.items():
+        if name in given:
+            held.append(given[name] * batch.mean(distance(z, batch.columns["H"].float())))
+    return torch.stack(held).sum() if held else None
 
 
 def features(net: Net, batch: Batch, given: Given) -> Tensor:
@@ -119,7 +148,7 @@ def features(net: Net, batch: Batch, given: Given) -> Tensor:
 
 @spec
 class FedDifRC(FedAvg, name="feddifrc"):
-    """FedAvg of classifiers whose features are drawn to those of a frozen guide."""
+    """FedAvg of classifiers whose features are drawn to those of a frozen guide. With task=views() it uses no labels."""
 
     guide: Guide
     tdcl: NonNegativeFloat = 1.0
@@ -147,9 +176,11 @@ class FedDifRC(FedAvg, name="feddifrc"):
         return bool(self.tdcl or self.ndcr)
 
     def setup(self, model: Model, fed: Federation) -> Guided:
-        width = features_of(model.arch, "model")
+        width, free = features_of(model.arch, "model"), label_free(fed.workbench)
+        if free and not self.looks:
+            raise RecipeError("algorithm.tdcl: without labels and with tdcl=0, ndcr=0 there is nothing to learn; set one")
         if self.looks:
-            self.guide.ready(width, model.arch.shape.classes, self.t)
+            self.guide.ready(width, 0 if free else model.arch.shape.classes, self.t)
         return Guided(model)
 
     def round(self, server: Guided, fed: Federation) -> Server:
@@ -190,9 +221,9 @@ class FedDifRC(FedAvg, name="feddifrc"):
 
     @on_client
     def describe(self, client: Client, guide: Model | None) -> Moments:
-        guide = kept(client, "guide", guide)
-        assert guide is not None
-        return Moments(self.guide.moments(client, client.load(guide), self.t), float(client.size))
+        eye = self.guide.open(client, kept(client, "guide", guide))
+        assert eye is not None
+        return Moments(self.guide.moments(client, eye, self.t, self.labels(client)), float(client.size))
 
     @on_client
     def train(self, client: Client, model: Model, guide: Model | None, basis: Basis | None) -> GuidedUpdate:
@@ -200,7 +231,7 @@ class FedDifRC(FedAvg, name="feddifrc"):
         if self.looks:
             data = data.with_columns(**self.columns(client, net, kept(client, "guide", guide), kept(client, "basis", basis)))
             given = self.given()
-        fit = client.fit(net, self.local, data, loss=guided, given=given)
+        fit = client.fit(net, self.local, data, loss=unlabelled if label_free(client) else guided, given=given)
         return GuidedUpdate(client.unload(net), self.weight(client), fit.loss, fit.noted)
 
     def columns(self, client: Client, net: Net, guide: Model | None, basis: Basis | None) -> dict[str, Tensor]:
@@ -221,22 +252,36 @@ class FedDifRC(FedAvg, name="feddifrc"):
 
     def look(self, client: Client, net: Net, guide: Model | None, basis: Basis, before: Seen | None) -> Seen:
         """Compute H and F, each where its term has a weight; H takes no condition, so it stays."""
-        eye, labels = None if guide is None else client.load(guide), client.data.labels
+        eye, labels = self.guide.open(client, guide), self.labels(client)
         H = before.H if before else None
         if self.ndcr and H is None:
             H = self.guide.features(client, eye, basis, labels, self.t).half()
         if not self.tdcl:
             return Seen(H, None, client.federated)
         z = None if self.refresh is None else client.apply(net, features, client.data)
-        classes = (torch.full_like(labels, c) for c in range(len(client.data.dataset.classes)))
-        F = torch.stack([self.guide.features(client, eye, basis, c, None, z).half() for c in classes], dim=1)
+        C = len(client.data.dataset.classes)
+        classes = self.guide.unlabelled(C)[1] if label_free(client) else range(C)
+        asked = (torch.full_like(labels, c) for c in classes)
+        F = torch.stack([self.guide.features(client, eye, basis, c, None, z).half() for c in asked], dim=1)
         return Seen(H, F, client.federated)
+
+    def labels(self, client: Client) -> Tensor:
+        """What noisy images are asked for under: their labels, or what the guide has instead."""
+        labels = client.data.labels
+        if not label_free(client):
+            return labels
+        return torch.full_like(labels, self.guide.unlabelled(len(client.data.dataset.classes))[0])
 
     def given(self) -> dict[str, float]:
         """The weights of the terms, under the names by which `guided` finds them."""
         given = {"tdcl": self.tdcl, "tau": self.tau} if self.tdcl else {}
         given |= {"U": 1.0} if self.tdcl and self.U == "none" else {}
         return given | ({self.distance: self.ndcr} if self.ndcr else {})
+
+
+def label_free(bench: Workbench) -> bool:
+    """Whether the run's task has no labels."""
+    return isinstance(bench.task, Views)
 
 
 def kept(client: Client, name: str, value: Any) -> Any:

@@ -11,11 +11,11 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from effuse.algorithms.shared.homogeneity import aggregation_weight, edge_probabilities, homogeneity
+from effuse.algorithms.shared.labels import TOLD, Histogram, spent_on, told
 from effuse.algorithms.shared.outages import Outages, outage_warnings, reachable_edges, validate_outages
 from effuse.core.aggregate import Reduced, by_weight
 from effuse.core.capabilities import Discloses, Hierarchical
 from effuse.core.errors import WireError
-from effuse.core.message import of_images
 from effuse.core.params import mean
 from effuse.core.prelude import FEDERATE, Client, Federation, Model, RecipeError, Server, Solver, message, on_client, spec
 from effuse.core.task import Given
@@ -44,28 +44,6 @@ class FedPhDServer(Server):
     edges: tuple[Edge, ...] = ()
     histograms: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)  # n_n q_n of every client
     pruned: bool = False
-
-
-@message(name="fedphd.histogram")
-class Histogram:
-    """A client's disclosed histogram: n_n q_n, with noise where the recipe asks for it."""
-
-    counts: Annotated[Tensor, of_images]
-
-    def __post_init__(self) -> None:
-        if self.counts.dim() != 1 or (not self.counts.is_meta and bool((self.counts < 0).any())):
-            raise WireError(f"histogram: {self.counts.tolist()} are not images of each class; counts are not negative")
-
-    @property
-    def histogram(self) -> tuple[float, ...]:
-        return tuple(map(float, self.counts.tolist()))
-
-
-@message(name="fedphd.told")
-class ReportedHistogram:
-    """The client's own copy of what it disclosed, so that its noise is drawn once."""
-
-    counts: tuple[float, ...]
 
 
 @message(name="fedphd.choice")
@@ -237,15 +215,12 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
 
     @on_client(covered=True)
     def enrol(self, client: Client) -> Histogram:
-        # a stream of the client's, not of the round: a repeated answer discloses the same noise and costs no more epsilon
-        counts = self.histogram.of(client, client.lasting("histogram"))
-        client.state["told"] = ReportedHistogram(tuple(counts))
-        return Histogram(torch.tensor(counts))
+        return Histogram(torch.tensor(told(client, self.histogram)))
 
     @on_client(covered=True)
     def choose(self, client: Client, q: Tensor, scale: float) -> EdgeChoice:
-        late = None if "told" in client.state else self.enrol(client)
-        edges, own = q.cpu().numpy().astype(np.float64), np.array(client.state["told"].counts)
+        late = None if TOLD in client.state else self.enrol(client)
+        edges, own = q.cpu().numpy().astype(np.float64), np.array(told(client, self.histogram))
         P = edge_probabilities(own, edges, self.a, self.b, self._target(len(own)), scale)
         if self.selection == "random":
             P = np.full(len(edges), 1 / len(edges))
@@ -277,10 +252,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         return found
 
     def spent(self, server: Server) -> dict[str, Any] | None:
-        charge = self.histogram.charge
-        if charge is None:
-            return None
-        return {"histogram": {"mechanism": str(self.histogram), "epsilon": charge[0], "delta": charge[1], "times": 1}}
+        return spent_on(self.histogram)
 
     def _note(self, fed: Federation, edges: Sequence[Edge], edge_of: Mapping[int, int]) -> None:
         mu_e = [float(homogeneity(np.array(edge.counts), self._target(len(edge.counts)))) for edge in edges]

@@ -3,22 +3,13 @@
 import dataclasses
 
 import torch
-from torch import Tensor
 
 from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.shared.shares import SHARE, Share
 from effuse.algorithms.shared.synthesis import Synthesising, SynthesisServer, joined
-from effuse.core.prelude import FEDERATE, Client, Federation, Model, Server, message, on_client, spec
+from effuse.core.prelude import FEDERATE, Client, Federation, Model, Server, on_client, spec
 
 SHARING = "sharing"
-SHARE = "share"  # the key of a client's state that holds its share
-
-
-@message(name="localaug.share")
-class Share:
-    """A client's share of the auxiliary set. It does not disclose whose model drew an image."""
-
-    pixels: Tensor  # uint8, N x C x H x W
-    labels: Tensor | None  # int64; None where models are unconditional
 
 
 @spec

@@ -21,7 +21,19 @@ ALIASES = {"plan": "check"}
 # the commands of `effuse --help`, by what their users do
 PANELS = {
     "Start": ("new", "list", "check", "run", "resume", "sample", "evaluate", "ui", "doctor"),
-    "Research": ("partition", "report", "compare", "reproduce", "prune", "audit", "bound", "export", "pack", "unpack"),
+    "Research": (
+        "partition",
+        "report",
+        "compare",
+        "reproduce",
+        "prune",
+        "probe",
+        "audit",
+        "bound",
+        "export",
+        "pack",
+        "unpack",
+    ),
     "Operate a federation": ("keys", "serve", "join", "ledger", "worth", "release"),
 }
 OTHERS = "More"

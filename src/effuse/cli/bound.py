@@ -11,14 +11,17 @@ from rich.table import Table
 from effuse.cli import app
 from effuse.cli.options import Json
 from effuse.cli.progress import console
-from effuse.core.errors import EffuseError, RecipeError, RunError, nearest
+from effuse.core.errors import EffuseError, RunError, nearest
 from effuse.core.files import writing
 from effuse.metrics.bound import Bound
+from effuse.metrics.bound_feddifrc import FLAWS, Theorems
+
+bound = typer.Typer(help="Compute the convergence bound of a method for given constants.", no_args_is_help=True)
+app.add_typer(bound, name="bound")
 
 
-@app.command()
-def bound(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="The method; only fedddpm has a bound.")],
+@bound.command()
+def fedddpm(
     L: Annotated[float, typer.Option("-L", help="Smoothness constant of the losses.")] = 1.0,
     sigma_l: Annotated[float, typer.Option(min=0.0, help="Standard deviation of a client's gradients.")] = 1.0,
     sigma_g: Annotated[
@@ -42,9 +45,7 @@ def bound(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compute the convergence bound of METHOD for given constants, and the largest step sizes that it allows."""
-    if method != "fedddpm":
-        raise RecipeError(f"bound {method}: this method has no bound; only fedddpm has one")
+    """Compute FedDDPM's Theorem 1 term by term, and the largest step sizes that it allows."""
     given: dict[str, Any] = {
         "L": L,
         "sigma_l": sigma_l,
@@ -64,6 +65,50 @@ def bound(
         print(json.dumps(report))
     else:
         show(report)
+
+
+@bound.command()
+def feddifrc(
+    L1: Annotated[float, typer.Option("--L1", help="Smoothness constant of the loss.")] = 1.0,
+    L2: Annotated[float, typer.Option("--L2", help="Lipschitz constant of the features in the weights.")] = 1.0,
+    B: Annotated[float, typer.Option("-B", help="Bound on the norm of gradients.")] = 1.0,
+    sigma2: Annotated[float, typer.Option(help="Variance of gradients.")] = 1.0,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    eta: Annotated[float, typer.Option(help="The step size.")] = 0.01,
+    E: Annotated[int, typer.Option("-E", help="Local steps in a round.")] = 1,
+    xi: Annotated[float, typer.Option(help="The mean squared gradient that Theorem 3 asks for.")] = 1.0,
+    start: Annotated[float, typer.Option(help="The loss at the beginning.")] = 2.3,
+    least: Annotated[float, typer.Option(help="The infimum of the loss.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Compute FedDifRC's Theorems 1 to 3 as printed, say where they are empty and which steps of their proof do not hold."""
+    given: dict[str, Any] = {"L1": L1, "L2": L2, "B": B, "sigma2": sigma2, "classes": classes, "eta": eta, "E": E}
+    found = Theorems(**given, xi=xi, start=start, least=least)
+    if as_json:
+        print(json.dumps(found.report()))
+    else:
+        show_theorems(found)
+
+
+def show_theorems(found: Theorems) -> None:
+    """Print the three theorems in words."""
+    terms = ", ".join(f"{name} {value:+.6g}" for name, value in found.terms().items())
+    lines = [f"Theorem 1: from {found.start:g} the loss is at most {found.after():.6g} after a round ({terms})"]
+    for number, below, what in (
+        (2, found.falls_below(), "the loss falls in every round"),
+        (3, found.converges_below(), f"the mean squared gradient falls below {found.xi:g}"),
+    ):
+        if below > 0:
+            lines.append(f"Theorem {number}: {what} for a step below {below:.6g}")
+        else:
+            lines.append(f"Theorem {number} is empty: it asks for a step below {below:.6g}; lower L2 or the classes")
+    if (rounds := found.rounds()) is not None:
+        lines[-1] += f"; with {found.eta:g} after more than {rounds:.7g} rounds"
+    elif found.converges_below() > 0:
+        lines[-1] += f"; the given {found.eta:g} is too large"
+    lines += [f"does not hold: {flaw}" for flaw in FLAWS]
+    for line in lines:
+        console().print(line, soft_wrap=True, highlight=False)
 
 
 def described(bound: Bound) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from effuse.cli.progress import drawing
 from effuse.core.build import build_text
 from effuse.core.capabilities import Personal
 from effuse.core.errors import RecipeError, RunError
-from effuse.core.sampler import Sampler
 from effuse.core.grid import too_young
+from effuse.core.sampler import Sampler
 from effuse.runs.save import load
 from effuse.tools.export import FORMATS, export, require_empty
 from effuse.transport.device import pick_device

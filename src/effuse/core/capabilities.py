@@ -4,14 +4,18 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from effuse.core.algorithm import Algorithm, on_client
+from effuse.core.data import Dataset, Shard
 from effuse.core.errors import FederationError
 from effuse.core.message import message
 from effuse.core.metric import Images
-from effuse.core.model import Arch, Model
+from effuse.core.model import Arch, Model, Net
 from effuse.core.params import Params
 from effuse.core.sampler import Sampler
-from effuse.core.task import Task
+from effuse.core.task import Batch, Given, Task
 from effuse.core.workbench import Client
 
 if TYPE_CHECKING:
@@ -25,6 +29,17 @@ class PersonalSamples:
 
     images: Images | None  # None when no images were requested
     digest: str
+
+
+@message(name="personal.scores")
+class PersonalScores:
+    """The class scores that a client's personal model gives to images of the server."""
+
+    scores: Tensor
+
+
+def scored(net: Net, batch: Batch, given: Given) -> Tensor:
+    return net(batch.x)
 
 
 class Personal(Algorithm):
@@ -51,6 +66,13 @@ class Personal(Algorithm):
     def draw(self, client: Client, model: Model, n: int, sampler: Sampler | None, average: bool) -> PersonalSamples:
         own = self.own_average(client, model) if average else self.own(client, model)
         return PersonalSamples(client.generate(own, n, sampler) if sampler and n else None, own.params.digest())
+
+    @on_client(covered=True)
+    def classify(self, client: Client, model: Model, images: Tensor, peak: int, average: bool) -> PersonalScores:
+        own = self.own_average(client, model) if average else self.own(client, model)
+        unknown = torch.zeros(len(images), dtype=torch.int64, device="cpu" if images.is_meta else images.device)
+        data = Dataset(images, unknown, ("unknown",), peak=peak)
+        return PersonalScores(client.apply(client.load(own), scored, Shard.whole(data)))
 
 
 class Hierarchical(Algorithm):

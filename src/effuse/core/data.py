@@ -10,11 +10,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from effuse.core.errors import DataError, shown
 from effuse.core.spec import Spec, spec
 
 Split = Literal["train", "test"]
+BLACK = -1.0
 COLUMNS = ("images", "labels", "groups", "domains")  # of a data set: one entry for each image
 
 
@@ -37,6 +39,7 @@ class Dataset:
     groups: Tensor | None = None  # int64, one per image: a patient, a writer
     domains: Tensor | None = None  # int64, one per image: the collection that it comes from
     flip: bool = False  # training images are mirrored at random
+    shift: int = 0  # training images are moved at random, by up to so many pixels along each axis
     private: bool = False  # a budget protects these images: what is computed from them leaves a client with noise only
 
     def __post_init__(self) -> None:
@@ -82,6 +85,26 @@ class Dataset:
     def floats(self, images: Tensor) -> Tensor:
         """Stored integers as floats in [-1, 1]."""
         return images.float() * (2.0 / self.peak) - 1.0
+
+    def chances(self, n: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """The random numbers by which `n` training images are mirrored and moved, on the generator's device."""
+        drawn: dict[str, Tensor] = {}
+        if self.flip:
+            drawn["mirrored"] = torch.rand(n, device=generator.device, generator=generator) < 0.5
+        if self.shift:
+            drawn["corner"] = torch.randint(2 * self.shift + 1, (n, 2), device=generator.device, generator=generator)
+        return drawn
+
+    def changed(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+        """Images in [-1, 1], mirrored and moved by what `chances` drew; what a move uncovers is black."""
+        if "mirrored" in drawn:
+            x = torch.where(drawn["mirrored"][:, None, None, None], x.flip(-1), x)
+        if "corner" in drawn:  # of the image within its black frame
+            framed = F.pad(x, [self.shift] * 4, value=BLACK)
+            down, right = (drawn["corner"][:, i, None] + torch.arange(x.shape[-1], device=x.device) for i in (0, 1))
+            tall = framed.gather(2, down[:, None, :, None].expand(-1, x.shape[1], -1, framed.shape[3]))
+            x = tall.gather(3, right[:, None, None, :].expand(-1, x.shape[1], x.shape[2], -1))
+        return x
 
     def histogram(self, rows: Tensor | None = None) -> list[int]:
         """The number of images of each class."""

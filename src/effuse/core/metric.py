@@ -92,6 +92,7 @@ class Subject:
     device: torch.device
     samples: Callable[[int], Images]  # the first n samples of the evaluation's own stream; drawn once and shared
     predict: Callable[[Tensor], Tensor] | None = None  # classifier logits for images in [-1, 1]
+    features: Callable[[Tensor], Tensor] | None = None  # what the classifier's head gets for them
     machine: "Machine | None" = None  # the run's, for metrics that train
     cache: Path | None = None  # the folder of reference features and encoders
     # networks and reference features in memory, shared between the models of one evaluation
@@ -111,6 +112,7 @@ class Outlook:
     classes: int
     real: Mapping[str, int]  # real images in each split
     metrics: tuple["Metric", ...] = ()  # all that are measured
+    featured: bool = False  # the model under test gives features of images
 
 
 @spec
@@ -133,6 +135,11 @@ class Metric(Spec, ABC):
         """The same metric of that many generated images."""
         changes: dict[str, Any] = {"n": n}  # every metric that measures samples has this field
         return dataclasses.replace(self, **changes)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether class scores of the test images, in their order, are all that it needs of a model."""
+        return False
 
     def ready(self, outlook: Outlook) -> None:
         """Raise early what `measure` would raise later: for a missing file, or a model without labels."""

@@ -38,6 +38,7 @@ class Arch(Spec, ABC):
     uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs are not pruned
     featured: ClassVar[bool] = False  # its network takes `give=` and can return its features, a vector per image
     staged: ClassVar[bool] = False  # give="stages": the maps of its middle and of the decoder; it takes a `condition=`
+    levelled: ClassVar[bool] = False  # give="levels": a classifier's output, and a pooled vector of each of its levels
     travels: ClassVar[bool] = True  # False for an architecture that reads a local path: it may not be sent
 
     side: int | None = None

@@ -1,5 +1,6 @@
 """Training objectives: the random numbers that a batch needs, and the loss."""
 
+import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -18,8 +19,14 @@ Given: TypeAlias = Mapping[str, Any]
 Loss: TypeAlias = Callable[[Net, "Batch", Given], Tensor | tuple[Tensor, Tensor]]
 Direction: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Given], Mapping[str, Tensor]]
 Feature: TypeAlias = Callable[[Net, "Batch", Given], Tensor]  # a value for each image of a batch, without gradients
-# what a network with `Arch.featured` returns; "stages" of one with `Arch.staged`
-Give: TypeAlias = Literal["output", "features", "both", "stages"]
+# what a network with `Arch.featured` returns; "stages" of one with `Arch.staged`, "levels" of one with `Arch.levelled`,
+# "projection" of `projected(...)`
+Give: TypeAlias = Literal["output", "features", "both", "stages", "levels", "projection"]
+
+
+def in_fp32(like: Tensor) -> contextlib.AbstractContextManager[object]:
+    """The context in which similarities are computed: bf16 rounds a cosine by 1/256, which is 0.07 at temperature 0.06."""
+    return contextlib.nullcontext() if like.is_meta else torch.autocast(like.device.type, enabled=False)
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ from effuse.data.files import locate, standard
 from effuse.data.holdout import held_out
 from effuse.data.images import SUFFIXES, read_image, stack
 from effuse.data.tables import AttributeTable, label_rows, read_table
-from effuse.data.transforms import Transform, flips
+from effuse.data.transforms import Transform, moves
 
 SPLIT_COLUMN = "split"
 SPLIT_WORDS = {"train": "train", "0": "train", "test": "test", "2": "test", "val": "val", "valid": "val", "1": "val"}
@@ -95,7 +95,7 @@ def load_listing(listing: Listing, split: Split, holdout: float, transforms: tup
         classes=listing.classes,
         peak=peak,
         groups=None if listing.groups is None else torch.from_numpy(listing.groups[rows]),
-        flip=flips(transforms, split),
+        **moves(transforms, split),
     )
 
 

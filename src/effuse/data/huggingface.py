@@ -10,7 +10,7 @@ from effuse.core.errors import DataError, MissingError, nearest
 from effuse.core.spec import spec
 from effuse.data.files import label_tensor
 from effuse.data.images import image_tensor, stack
-from effuse.data.transforms import Transform, flips
+from effuse.data.transforms import Transform, moves
 
 
 @spec
@@ -54,7 +54,7 @@ class Hf(Source):
                 raise DataError(f"{places[i]}: cannot be read as an image ({error}); remove the row") from None
 
         images, peak = stack(places, read, self.transforms)
-        return Dataset(images=images, labels=labels, classes=tuple(classes), peak=peak, flip=flips(self.transforms, split))
+        return Dataset(images=images, labels=labels, classes=tuple(classes), peak=peak, **moves(self.transforms, split))
 
     def _rows(self, split: str) -> Any:
         try:

@@ -14,7 +14,7 @@ from effuse.core.rng import Stream
 from effuse.core.spec import spec
 from effuse.data.files import label_tensor, pixel_tensor
 from effuse.data.holdout import held_out
-from effuse.data.transforms import Transform, flips, prepared, transform
+from effuse.data.transforms import Transform, moves, prepared, transform
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -106,7 +106,7 @@ class Validation(Source):
         groups = None if whole.groups is None else whole.groups.cpu().numpy()
         test = torch.from_numpy(held_out(whole.labels.cpu().numpy(), self.share, groups))
         kept = whole.rows((test if split == "test" else ~test).nonzero().flatten())
-        return kept if split == "train" else dataclasses.replace(kept, flip=False)
+        return kept if split == "train" else dataclasses.replace(kept, flip=False, shift=0)
 
 
 @spec
@@ -145,6 +145,7 @@ class Union(Source):
         images = [transform(part.images, self.transforms, part.peak) for part in parts]
         for source, part, pixels in zip(self.sources, parts, images):
             self._check_same(source, (part, pixels), (parts[0], images[0]))
+        added = moves(self.transforms, split)
         return Dataset(
             images=torch.cat(images),
             labels=torch.cat([part.labels for part in parts]),
@@ -152,7 +153,8 @@ class Union(Source):
             peak=parts[0].peak,
             groups=_joined_groups(parts),
             domains=torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)]),
-            flip=flips(self.transforms, split) or parts[0].flip,
+            flip=added["flip"] or parts[0].flip,
+            shift=max(added["shift"], parts[0].shift),
         )
 
     def _check_same(self, source: Source, this: tuple[Dataset, Tensor], first: tuple[Dataset, Tensor]) -> None:
@@ -163,6 +165,7 @@ class Union(Source):
             ("images of", tuple(pixels.shape[1:]), tuple(other_pixels.shape[1:]), "add resize and channels"),
             ("white at", part.peak, other.peak, "store all with the same bit depth"),
             ("flip", part.flip, other.flip, "put flip() in the union's own transforms"),
+            ("shift", part.shift, other.shift, "put shift() in the union's own transforms"),
             ("pixels missing", pixels.is_meta, other_pixels.is_meta, "join labels() with labels() only"),
         )
         for what, value, expected, remedy in differences:

@@ -3,7 +3,7 @@
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import torch
 from pydantic import Field
@@ -105,6 +105,18 @@ class Flip(Transform):
         return images
 
 
+@spec
+class Shift(Transform):
+    """Move every image of a training batch at random, over black, by up to `pad` pixels; stored images do not change."""
+
+    pad: Side = 4
+
+    def apply(self, images: Tensor, peak: int) -> Tensor:
+        if self.pad >= images.shape[-1]:
+            raise DataError(f"{self}: the image is only {images.shape[-1]} wide, so nothing of it may be left; shift less")
+        return images
+
+
 def transform(images: Tensor, transforms: Sequence[Transform], peak: int) -> Tensor:
     """Apply transforms in order, by chunks; images without pixels only change their shape."""
 
@@ -119,8 +131,18 @@ def transform(images: Tensor, transforms: Sequence[Transform], peak: int) -> Ten
     return torch.cat([apply(part) for part in images.split(CHUNK)])
 
 
-def flips(transforms: Sequence[Transform], split: Split) -> bool:
-    return split == "train" and any(isinstance(step, Flip) for step in transforms)
+class Moves(TypedDict):
+    """How the images of a training batch are changed at random."""
+
+    flip: bool
+    shift: int
+
+
+def moves(transforms: Sequence[Transform], split: Split) -> Moves:
+    """What the transforms say of a split's batches, under the names of `Dataset`."""
+    chosen = transforms if split == "train" else ()
+    shift = max((step.pad for step in chosen if isinstance(step, Shift)), default=0)
+    return {"flip": any(isinstance(step, Flip) for step in chosen), "shift": shift}
 
 
 def prepared(
@@ -140,5 +162,5 @@ def prepared(
         classes=tuple(classes),
         peak=peak,
         groups=groups,
-        flip=flips(transforms, split),
+        **moves(transforms, split),
     )

@@ -210,9 +210,7 @@ class Eager(Machine):
         data, n = work.shard.dataset, len(positions)
         x, labels, columns = self._rows(work.shard, positions)
         drawn = work.task.draw(size, x.shape[1:], labels, generator)
-        if data.flip:
-            mirrored = torch.rand(size, device=self.device, generator=generator)[:n] < 0.5
-            x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+        x = data.changed(x, {k: v[:n] for k, v in data.chances(size, generator).items()})
         return Batch(x, labels, work.task, {k: v[:n] for k, v in drawn.items()}, columns=columns)
 
     def _rows(self, shard: Shard, positions: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

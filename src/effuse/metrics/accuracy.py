@@ -20,6 +20,10 @@ class Accuracy(Metric):
 
     split: Split = "test"
 
+    @property
+    def predicts(self) -> bool:
+        return self.split == "test"
+
     def ready(self, outlook: Outlook) -> None:
         if not outlook.classifies:
             raise _no_classifier()

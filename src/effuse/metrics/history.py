@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 LAST = 5  # evaluations whose mean is reported
-LEVELS = (0.2, 0.4, 0.6, 0.8)
+LEVELS = (0.2, 0.3, 0.4, 0.6, 0.8)
 
 
 def accuracy_over_rounds(measured: Sequence[tuple[int, float]]) -> dict[str, float]:

@@ -5,16 +5,19 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from effuse.core.errors import ModelError
 from effuse.core.model import Arch
 from effuse.core.spec import spec
-from effuse.core.task import Give
+from effuse.core.task import Give, in_fp32
 from effuse.models.saved import write_plain
 
 Norm = Literal["group", "batch"]
+Head = Literal["linear", "cosine"]  # cosine: a trained scale times the cosine of the features with fixed unit vectors
 
 
 @spec
@@ -22,12 +25,14 @@ class Resnet(Arch):
     """A ResNet of basic blocks; the defaults are FedDiff's ResNet16, and blocks=[1, 1, 1, 1] is a ResNet-10."""
 
     featured: ClassVar[bool] = True
+    levelled: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (64, 128, 256, 512)
     blocks: tuple[int, ...] = (2, 2, 2, 1)
     norm: Norm = "group"  # batch statistics are not private, and averaging them over skewed clients is harmful
     groups: PositiveInt = 32
     projection: PositiveInt | None = None  # width of a two-layer projection before the head, as MOON's networks have
+    head: Head = "linear"
 
     def __post_init__(self) -> None:
         if len(self.widths) != len(self.blocks) or not self.widths or min(self.blocks) < 1:
@@ -36,7 +41,8 @@ class Resnet(Arch):
 
     def build(self) -> nn.Module:
         _, channels, classes = self.shape
-        return ResNet(channels, classes, self.widths, self.blocks, self.norm, self.groups, self.projection)
+        net = ResNet(channels, classes, self.widths, self.blocks, self.norm, self.groups, self.projection)
+        return headed(net, self.head, scale=20.0)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)
@@ -47,11 +53,13 @@ class Cnn(Arch):
     """A plain convolutional classifier that learns small images in seconds on a CPU."""
 
     featured: ClassVar[bool] = True
+    levelled: ClassVar[bool] = True
 
     widths: tuple[int, ...] = (32, 64)
     norm: Norm = "group"
     groups: PositiveInt = 8
     projection: PositiveInt | None = None  # width of a two-layer projection before the head, as MOON's networks have
+    head: Head = "linear"
 
     def __post_init__(self) -> None:
         if not self.widths:
@@ -62,7 +70,8 @@ class Cnn(Arch):
 
     def build(self) -> nn.Module:
         side, channels, classes = self.shape
-        return ConvNet(side, channels, classes, self.widths, self.norm, self.groups, self.projection)
+        net = ConvNet(side, channels, classes, self.widths, self.norm, self.groups, self.projection)
+        return headed(net, self.head, scale=1.0)
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)
@@ -86,24 +95,57 @@ class ClassifierNet(nn.Module, ABC):
     """`features(x)` gives one vector per image, `head` turns it into logits."""
 
     projection: nn.Module
-    head: nn.Linear
+    head: nn.Module
 
     @abstractmethod
     def encoded(self, x: Tensor) -> Tensor:
         """The output of the stages, one vector per image."""
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """The map of each level before its ReLU, from the first on; of networks whose architecture is `levelled`."""
+        raise NotImplementedError
+
+    def pooled(self, last: Tensor) -> Tensor:
+        """What `encoded` makes of the last map."""
+        raise NotImplementedError
 
     def features(self, x: Tensor) -> Tensor:
         """The input of the head."""
         return self.projection(self.encoded(x))
 
     def forward(self, x: Tensor, give: Give = "output") -> Any:
+        if give == "levels":
+            maps = self.maps(x)
+            # in fp32 also under autocast: the levels of two images are compared
+            levels = tuple(level.mean((2, 3), dtype=torch.float32) for level in maps)
+            return self.head(self.projection(self.pooled(maps[-1]))), levels
         features = self.features(x)
         if give == "features":
             return features
         return (self.head(features), features) if give == "both" else self.head(features)
 
 
-class ResNet(ClassifierNet):
+class LevelledNet(ClassifierNet):
+    """A classifier that also shows its levels."""
+
+    @abstractmethod
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """The map of each level before its ReLU, from the first on."""
+
+    @abstractmethod
+    def pooled(self, last: Tensor) -> Tensor:
+        """What `encoded` makes of the last map."""
+
+    def forward(self, x: Tensor, give: Give = "output") -> Any:
+        if give != "levels":
+            return super().forward(x, give)
+        maps = self.maps(x)
+        # in fp32 also under autocast: the levels of two images are compared
+        levels = tuple(level.mean((2, 3), dtype=torch.float32) for level in maps)
+        return self.head(self.projection(self.pooled(maps[-1]))), levels
+
+
+class ResNet(LevelledNet):
     """A stem, stages of basic blocks, and a linear head."""
 
     def __init__(
@@ -124,12 +166,25 @@ class ResNet(ClassifierNet):
             for block in range(blocks[stage]):
                 enters = block == 0
                 stages.append(BasicBlock(w_in if enters else w_out, w_out, 2 if enters and stage else 1, norm, groups))
+        self.ends = {n - 1 for n in itertools.accumulate(blocks)}  # the last block of each stage
         self.stages = nn.Sequential(*stages)
         self.projection = _projection(widths[-1], projection)
         self.head = nn.Linear(projection or widths[-1], classes)
 
     def encoded(self, x: Tensor) -> Tensor:
         return self.stages(self.stem(x)).mean(dim=(2, 3))
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        x = self.stem[1](self.stem[0](x))
+        found = [x]
+        for n, block in enumerate(self.stages):
+            assert isinstance(block, BasicBlock)
+            x = block.summed(F.relu(x))
+            found += [x] if n in self.ends else []
+        return found
+
+    def pooled(self, last: Tensor) -> Tensor:
+        return F.relu(last).mean(dim=(2, 3))
 
 
 class BasicBlock(nn.Module):
@@ -152,10 +207,14 @@ class BasicBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x) + self.shortcut(x))
+        return F.relu(self.summed(x))
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The output before its ReLU."""
+        return self.branch(x) + self.shortcut(x)
 
 
-class ConvNet(ClassifierNet):
+class ConvNet(LevelledNet):
     """Convolution, normalisation and 2x2 maximum, once per width."""
 
     def __init__(
@@ -181,6 +240,16 @@ class ConvNet(ClassifierNet):
     def encoded(self, x: Tensor) -> Tensor:
         return self.stages(x).flatten(1)
 
+    def maps(self, x: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []
+        for layer in self.stages:
+            found += [x] if isinstance(layer, nn.ReLU) else []
+            x = layer(x)
+        return found
+
+    def pooled(self, last: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(last), 2).flatten(1)
+
 
 class LinearNet(ClassifierNet):
     """Pixels and a linear head."""
@@ -191,6 +260,31 @@ class LinearNet(ClassifierNet):
 
     def encoded(self, x: Tensor) -> Tensor:
         return x.flatten(1)
+
+
+class CosineHead(nn.Module):
+    """Logits s cos(z, W_c). The rows of W are orthonormal at first and in no optimiser; s is trained."""
+
+    weight: Tensor  # a buffer, so that it travels with the model and no fit changes it
+
+    def __init__(self, width: int, classes: int, scale: float) -> None:
+        super().__init__()
+        if classes > width:
+            raise ModelError(f"{classes} classes have no orthonormal vectors among {width} features; use head=linear")
+        self.register_buffer("weight", nn.init.orthogonal_(torch.empty(classes, width)))
+        self.scale = nn.Parameter(torch.full((), scale))
+
+    def forward(self, z: Tensor) -> Tensor:
+        with in_fp32(z):
+            return self.scale * F.linear(F.normalize(z.float(), dim=1), F.normalize(self.weight, dim=1))
+
+
+def headed(net: ClassifierNet, head: Head, scale: float) -> ClassifierNet:
+    """A classifier whose linear head is replaced, where another one is wanted."""
+    if head == "cosine":
+        assert isinstance(net.head, nn.Linear)
+        net.head = CosineHead(net.head.in_features, net.head.out_features, scale)
+    return net
 
 
 def _projection(encoded: int, width: int | None) -> nn.Module:

@@ -30,7 +30,8 @@ def write_config(arch: Arch, folder: Path, note: str = "") -> None:
 def write_plain(arch: Arch, net: nn.Module, folder: Path, scheduler: Any, note: str = "") -> None:
     """Write the folder of a network that only effuse can open; a classifier has no scheduler."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.detach().cpu().contiguous() for k, v in net.state_dict().items()}, folder / WEIGHTS)
+    values = {k: v.detach().cpu().contiguous() for k, v in net.state_dict().items() if not arch.constant(k)}
+    save_file(values, folder / WEIGHTS)
     if scheduler is not None:
         scheduler.save_pretrained(folder / "scheduler")
     write_config(arch, folder, note)

@@ -18,7 +18,7 @@ from effuse.core.files import cache_folder, write_atomically
 from effuse.core.grid import save_grid, too_young
 from effuse.core.machine import Machine, Meter
 from effuse.core.metric import Images, Measurement, Metric, Subject
-from effuse.core.model import Model
+from effuse.core.model import Model, Net
 from effuse.core.recipe import Recipe
 from effuse.core.rng import SETTINGS, Stream, stream
 from effuse.core.spec import text
@@ -28,7 +28,7 @@ from effuse.runs.folder import RunFolder
 from effuse.runs.records import plain
 from effuse.runs.save import load
 from effuse.transport.device import pick_device
-from effuse.transport.refusals import refuse_evaluation, refuse_model
+from effuse.transport.refusals import gives_features, refuse_evaluation, refuse_model
 from effuse.transport.simulator import Simulator, on_disk
 
 
@@ -51,16 +51,22 @@ class Evaluator:
         return self.bench.generate(model, n, self.recipe.sampler, stream=evaluation_stream(self.recipe.seed))
 
     def measure(
-        self, images: Images | None, model: Model | None, metrics: tuple[Metric, ...] | None = None
+        self,
+        images: Images | None,
+        model: Model | None,
+        metrics: tuple[Metric, ...] | None = None,
+        scores: torch.Tensor | None = None,
     ) -> dict[str, Measurement]:
         """Every metric of the recipe, or the given ones."""
+        net = None if model is None else self.bench.load(model).eval()
         subject = Subject(
             train=self.train,
             test=self.test,
             data=text(self.recipe.data, full=False),
             device=self.bench.machine.device,
             samples=_taker(images),
-            predict=None if model is None else self._predictor(model),
+            predict=self._reader(scores) if scores is not None else None if net is None else self._asked(net),
+            features=None if net is None or not gives_features(net.arch) else self._asked(net, give="features"),
             machine=self.bench.machine,
             cache=self.cache,
             memo=self.memo,
@@ -71,12 +77,24 @@ class Evaluator:
                 found.update(metric.measure(subject))
         return found
 
-    def _predictor(self, model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
-        net = self.bench.load(model).eval()
+    def _asked(self, net: Net, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        def read(x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                return net(x.to(self.bench.machine.device), **options).cpu()
+
+        return read
+
+    def _reader(self, scores: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The scores that a client gave to the test images, read in their order, as often as a metric looks."""
+        first = 0
 
         def predict(x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                return net(x.to(self.bench.machine.device)).cpu()
+            nonlocal first
+            rows = slice(first, first + len(x))
+            if not torch.equal(x.cpu(), self.test.floats(self.test.images[rows]).cpu()):
+                raise ValueError("a metric of class scores looks at the test images in their order")
+            first = rows.stop % len(scores)
+            return scores[rows].cpu()
 
         return predict
 
@@ -134,30 +152,46 @@ class Evaluator:
         owners = algorithm.owners(server, fed)
         share, n = shares_of(self.recipe, len(owners))
         grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
+        sampled, predicting = (tuple(m for m in self.recipe.evaluate.metrics if kind(m)) for kind in KINDS)
         digests: list[str] = []
         each: list[dict[str, Measurement]] = []
+        classified: list[dict[str, Measurement]] = []
         shares: list[Images] = []
         with fed.evaluating():
             sampler = self.recipe.sampler
             for client, drawn in fed.ask(algorithm.draw, owners, model=model, n=n, sampler=sampler, average=average):
                 digests.append(drawn.digest)
                 if drawn.images is not None:
-                    each += [self.measure(drawn.images, None)] if alone else []
+                    each += [self.measure(drawn.images, None, sampled)] if alone else []
                     # labels cycle through the classes: the first rows of every client would cover a few classes only
                     shares.append(drawn.images.rows((torch.arange(share) + len(shares) * share) % n))
                     if grid:
                         self._picture(drawn.images, pictures.with_stem(f"{pictures.stem}-client-{client}"))
+            if predicting:
+                about: dict[str, Any] = {"images": self.test.images, "peak": self.test.peak, "average": average}
+                for _, answer in fed.ask(algorithm.classify, owners, model=model, **about):
+                    classified.append(self.measure(None, None, predicting, answer.scores))
+        found = over_clients(each) | over_clients(classified)
         if not shares:
-            return {}, digests
-        found: dict[str, Measurement] = {}
-        for name in each[0] if each else ():
-            values = [m[name].value for m in each]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            found[name] = replace(each[0][name], value=statistics.fmean(values), std=spread, clients=values)
+            return found, digests
         pool = in_turn(shares)  # fewer than wanted if a client did not answer
         for name, m in self.measure(pool, None, self._limited_to(pool)).items():
             found[f"{name}_pooled"] = replace(m, protocol=m.protocol | {"clients": len(shares)})
         return found, digests
+
+
+# metrics of samples, and those of class scores
+KINDS: tuple[Callable[[Metric], object], ...] = (lambda m: m.samples, lambda m: m.predicts)
+
+
+def over_clients(each: list[dict[str, Measurement]]) -> dict[str, Measurement]:
+    """The mean and the spread of every number over clients."""
+    found: dict[str, Measurement] = {}
+    for name in each[0] if each else ():
+        values = [m[name].value for m in each]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        found[name] = replace(each[0][name], value=statistics.fmean(values), std=spread, clients=values)
+    return found
 
 
 def in_turn(shares: list[Images]) -> Images:

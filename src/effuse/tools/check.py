@@ -132,6 +132,11 @@ def _rehearse_evaluation(recipe: Recipe, algorithm: Personal, fed: Rehearsal, do
         for average in (False, True) if algorithm.averages else (False,):
             for _ in fed.ask(algorithm.draw, owners, model=model, n=n, sampler=recipe.sampler, average=average):
                 pass
+            if any(metric.predicts for metric in recipe.evaluate.metrics):
+                test = recipe.data.load("test")
+                about: dict[str, Any] = {"images": test.images, "peak": test.peak, "average": average}
+                for _ in fed.ask(algorithm.classify, owners, model=model, **about):
+                    pass
 
 
 def memory(recipe: Recipe, model: Model, train: Dataset, held: int) -> dict[str, int]:

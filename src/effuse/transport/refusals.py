@@ -119,15 +119,16 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
         classes=recipe.model.shape.classes,
         real={"train": len(train), "test": len(test)},
         metrics=recipe.evaluate.metrics,
+        featured=gives_features(recipe.model.portable),
     )
     stored: dict[str, object] = {}
     for metric in recipe.evaluate.metrics:
         if metric.samples and recipe.sampler is None and not kept:
             raise RecipeError(f"evaluate.metrics: {metric} looks at samples, but there is no sampler; set sampler=ddim()")
-        if not metric.samples and isinstance(recipe.algorithm, Personal):
+        if not metric.samples and not metric.predicts and isinstance(recipe.algorithm, Personal):
             raise RecipeError(
                 f"evaluate.metrics: {metric} looks at a model, but those of {recipe.algorithm.name} stay with its clients; "
-                "use a metric of samples, such as fid()"
+                "use a metric of samples, such as fid(), or of class scores, such as accuracy()"
             )
         if metric.real and not all(outlook.real.values()):
             raise RecipeError(
@@ -142,6 +143,11 @@ def refuse_evaluation(recipe: Recipe, train: Dataset, test: Dataset) -> None:
                     "and measure the other with `effuse evaluate`"
                 )
             stored[key] = metric
+
+
+def gives_features(arch: Arch) -> bool:
+    """Whether a network gives features of an image alone; a U-Net also needs a time step."""
+    return arch.featured and not arch.parts
 
 
 def samplers_in(value: object) -> Iterator[Sampler]:

@@ -8,7 +8,8 @@ from one_weight import images
 from toy import GUIDE, SMALL, TOY_GUIDE, TOY_NOISE, toy_recipe
 
 from effuse.algorithms.feddifrc import FedDifRC
-from effuse.algorithms.shared.guides import Basis, Encoder, Own, Vectors, another, largest, pooled
+from effuse.algorithms.shared.guide_math import another, largest, pooled
+from effuse.algorithms.shared.guides import Basis, Encoder, Own, Vectors
 from effuse.core.build import build_text
 from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.errors import ModelError

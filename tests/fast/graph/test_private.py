@@ -46,7 +46,7 @@ def on_a_cpu(monkeypatch):
 
 def speckled(n: int, seed: int = 0, flip: bool = False) -> Shard:
     pixels = torch.randint(0, 256, (n, 1, 4, 4), generator=Stream((seed,)).torch(), dtype=torch.uint8)
-    return Shard.whole(Dataset(pixels, torch.arange(n) % 2, ("a", "b"), flip=flip, private=True))
+    return Shard.whole(Dataset(pixels, torch.arange(n) % 2, ("a", "b"), flip=flip, shift=int(flip), private=True))
 
 
 def adam(steps=6, batch=8, **rest):

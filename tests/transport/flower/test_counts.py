@@ -5,7 +5,8 @@ import torch
 from private_sites import ledger_of, lines, order, site_at
 from toy import ADAM, ToyImages, toy_recipe
 
-from effuse.algorithms.fedphd import FedPhD, Histogram
+from effuse.algorithms.fedphd import FedPhD
+from effuse.algorithms.shared.labels import Histogram
 from effuse.core.errors import RecipeError
 from effuse.core.wire import decode, encode
 from effuse.privacy.histogram import Exact, Gaussian, Laplace

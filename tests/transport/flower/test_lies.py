@@ -37,7 +37,7 @@ BATCH_NORM = {
 }
 # what says nothing that an honest client could not have said, or changes nothing
 HARMLESS = re.compile(
-    r"""reply\.(loss|contrast|score|held)\ =\ '(-1|0|1|0\.5|None)'  # any finite number of a usual size, or none
+    r"""reply\.(loss|contrast|score|held|objective)\ =\ '(-1|0|1|0\.5|None)'  # any finite number of a usual size, or none
     |reply\.weight\ =\ '0\.5'
     |reply\.[\w.]+(\[0\])?\ =\ '0'                            # the number of the first tensor, as it was
     |reply\.[\w.]*buffers(\[0\]\ =|\ is\ backwards|\ with).*  # of a network that has none

@@ -9,9 +9,12 @@ import torch
 from fake import FakeChannel, run_over
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
-from effuse.algorithms.fedphd import FedPhD, Histogram
+from effuse.algorithms.fedcda import FedCDA
+from effuse.algorithms.feddisco import FedDisco, Told
+from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.localaug import SHARE, LocalAug
 from effuse.algorithms.scaffold import ScaffoldUpdate
+from effuse.algorithms.shared.labels import Histogram
 from effuse.algorithms.shared.synthesis import Upload
 from effuse.core.algorithm import job_of
 from effuse.core.errors import WireError
@@ -101,6 +104,25 @@ def test_a_lost_histogram_comes_with_the_next_choice_and_the_same_noise(tmp_path
     lost = next(decode(packet.body, Histogram) for client, n, packet in answers if (client, n) == (1, 1))
     assert ended.server.histograms[1] == pytest.approx(lost.counts.tolist()) and ended.server.histograms.keys() == {0, 1, 2}
     assert "rejected" not in log and "1" in RunFolder(tmp_path / "run").records()[1].noted["edges"]
+
+
+def test_a_lost_histogram_is_told_in_the_next_round_with_the_same_noise(tmp_path):
+    """Client 1 does not train in the round whose first answer is lost. Then all three are asked again, and no more."""
+    answers: list = []
+    disco = FedDisco(local=ADAM, histogram=Laplace(epsilon=1.0))
+    ended, log = run_losing(tmp_path, {1}, disco, answers, rounds=3)
+    told = {n: decode(packet.body, Told).counts.tolist() for client, n, packet in answers if client == 1 and n < 3}
+    assert told[1] == told[2] == pytest.approx(list(ended.server.members[1].counts))
+    noted = [record.noted["weights"] for record in RunFolder(tmp_path / "run").records()]
+    assert [sorted(each) for each in noted] == [["0", "2"], ["0", "1", "2"], ["0", "1", "2"]]
+    assert [n for client, n, _ in answers if client == 0] == [1, 2, 3, 4, 5] and "rejected" not in log
+
+
+def test_fedcda_keeps_the_last_choice_of_a_silent_client(tmp_path):
+    """Client 1's second answer is lost: its first model stays in the cache and in the mean."""
+    ended, log = run_losing(tmp_path, {2}, FedCDA(local=ADAM, warmup=1), rounds=2)
+    assert [c.client for c in ended.server.cache] == [0, 0, 1, 2, 2] and ended.server.chosen[1] == 2
+    assert "rejected" not in log
 
 
 @pytest.mark.parametrize("name", ["fedddpm", "aux only", "localaug"])
@@ -203,3 +225,21 @@ def test_feddifrc_sends_its_guide_again_where_the_answer_is_lost(tmp_path):
     assert ended.received == {"guide": (0, 1, 2), "basis": (0, 1, 2)}
     assert [state(tmp_path, ended, k)["seen"].at for k in range(3)] == [0, 1, 0]
     assert {*state(tmp_path, ended, 1)} == {"seen"}
+
+
+def test_fedema_takes_the_global_network_after_a_lost_answer(tmp_path):
+    """Client 1's second answer is lost, and with it the state of that round: in the third it counts as having missed it."""
+    ended, _ = run_losing(tmp_path, {2}, ALGORITHMS["fedema"], rounds=2)
+    kept = [state(tmp_path, ended, k)["last"] for k in range(3)]
+    assert [last.at for last in kept] == [1, 0, 1]
+    ended, _ = run_losing(tmp_path / "longer", {2}, ALGORITHMS["fedema"], rounds=3)
+    later = state(tmp_path / "longer", ended, 1)["last"]
+    assert later.at == 2 and later.scale == kept[1].scale, "lambda stays that of its first round"
+
+
+def test_feddda_sends_a_share_again_where_the_answer_is_lost(tmp_path):
+    """Client 1's first answer is lost: it is sent the same eight images in the next round."""
+    ended, _ = run_losing(tmp_path, {1}, dataclasses.replace(ALGORITHMS["feddda"], cohort=None), rounds=2)
+    assert ended.received == {"share": (0, 1, 2)}
+    sent = [record.traffic.clients["1"]["down"] for record in RunFolder(tmp_path / "run").records()[3:]]
+    assert sent[0] == sent[1] > 8 * 16

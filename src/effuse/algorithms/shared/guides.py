@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,75 +10,25 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from effuse.algorithms.shared.guide import Basis, Guide
+from effuse.algorithms.shared.guide_math import another, denoised, features_of, largest, orthonormal, recognised
 from effuse.core.data import Shard
 from effuse.core.model import Arch, Net
-from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, message, spec
+from effuse.core.prelude import Client, Federation, Model, RecipeError, spec
 from effuse.core.rng import Stream
-from effuse.core.spec import Spec
-from effuse.core.task import Batch
 from effuse.metrics.cost import macs
+from effuse.models.local import LocalCopy, here
 from effuse.tasks.denoise import NULL, Denoise
 from effuse.tasks.schedules import signal_and_noise
-
-
-@message(name="guide.basis")
-class Basis:
-    """What brings a guide's channels to the width of a classifier's features, equal at every client."""
-
-    centre: tuple[Tensor, ...]  # of each stage, subtracted first
-    axes: tuple[Tensor, ...]  # of each stage, channels x width; of class vectors, the vectors
-    condition: Tensor | None  # from a classifier's features to a condition of the guide's network
-
-
-@spec
-class Guide(Spec, ABC):
-    """A source of frozen features, as wide as the classifier's."""
-
-    labelled: ClassVar[bool] = True  # whether features depend on the class that is asked for
-    conditioned: ClassVar[bool] = False  # whether it takes a condition, such as a classifier's features
-
-    def ready(self, width: int, classes: int, t: int) -> None:
-        """Refuse what cannot guide a classifier with features of that width, at that time step."""
-
-    @property
-    def asks(self) -> bool:
-        """Whether its basis is made from moments that the clients tell."""
-        return False
-
-    def model(self, fed: Federation) -> Model | None:
-        """The frozen network that every client is sent; None where there is none."""
-        return None
-
-    @abstractmethod
-    def basis(self, width: int, classes: int, source: Stream, moments: Tensor | None) -> Basis:
-        """The basis for a classifier with features of that width, random or from the moments that it asks for."""
-
-    @property
-    def cost(self) -> int:
-        """Multiply-accumulates of one image under one class."""
-        return 0
-
-    def moments(self, client: Client, net: Net, t: int) -> Tensor:
-        """What a client tells for the basis, to be averaged over images; only of a guide that asks."""
-        raise RecipeError(f"algorithm.guide: {self.name} asks for no moments")
-
-    def entry(self, width: int, source: Stream) -> Tensor | None:
-        """From a unit vector of that width to a condition; None where it takes none."""
-        return None
-
-    @abstractmethod
-    def features(
-        self, client: Client, net: Net | None, basis: Basis, labels: Tensor, t: int | None, z: Tensor | None = None
-    ) -> Tensor:
-        """A vector for each of the client's images, asked for under these labels.
-
-        The image has the noise of step `t`, or none at None. `z` goes in as a condition.
-        """
 
 
 @spec
 class Vectors(Guide):
     """Control: random orthonormal vectors, one for each class. They know the label and no image."""
+
+    def ready(self, width: int, classes: int, t: int) -> None:
+        if not classes:
+            raise RecipeError("algorithm.guide: vectors know labels only, and the task has none; use own(...)")
 
     def basis(self, width: int, classes: int, source: Stream, moments: Tensor | None) -> Basis:
         return Basis((), (orthonormal(width, classes, source.torch()).T.contiguous(),), None)
@@ -106,7 +55,7 @@ class Network(Guide):
     @property
     def arch(self) -> Arch:
         """The network's architecture; that of a saved one is in its folder."""
-        return self.network.portable
+        return here(self.network)
 
     @property
     def asks(self) -> bool:
@@ -130,7 +79,12 @@ class Network(Guide):
                     "set widths or other stages, or reduce=random"
                 )
 
-    def model(self, fed: Federation) -> Model:
+    def open(self, client: Client, model: Model | None) -> Net | None:
+        return super().open(client, self.network.empty if isinstance(self.network, LocalCopy) else model)
+
+    def model(self, fed: Federation) -> Model | None:
+        if isinstance(self.network, LocalCopy):
+            return None
         if "guide" not in fed.memo:
             # the same in every round, since a client may come late
             model = fed.workbench.machine.initial(self.network, fed.workbench.lasting("guide"))
@@ -156,9 +110,9 @@ class Network(Guide):
         axes = tuple(torch.randn(c, w, generator=generator) / math.sqrt(w) for c, w in pairs)
         return Basis(tuple(torch.zeros(c) for c, _ in pairs), axes, None)
 
-    def moments(self, client: Client, net: Net, t: int) -> Tensor:
+    def moments(self, client: Client, net: Net, t: int, labels: Tensor | None = None) -> Tensor:
         """Means and second moments of the pooled stages of the client's images, with noise and without, in one row."""
-        labels, everything = client.data.labels, Basis((), (), None)
+        labels, everything = client.data.labels if labels is None else labels, Basis((), (), None)
         rows = torch.cat([self.features(client, net, everything, labels, step) for step in (t, None)])
         parts = rows.double().split(self.channels, dim=1)
         return torch.cat([m for x in parts for m in (x.mean(0), (x.T @ x / len(x)).flatten())])
@@ -184,17 +138,9 @@ class Network(Guide):
         return told | ({"l2": 1.0} if self.pool == "l2" and basis.axes else {})
 
 
-def denoised(net: Net, batch: Batch, given: Given) -> Tensor:
-    """The pooled stages of a denoiser, of each image with noise."""
-    x = given["a"] * batch.x + given["s"] * batch.drawn["noise"]
-    t = torch.zeros_like(batch.labels) + given["t"]
-    more: dict[str, Any] = {"condition": batch.columns["condition"]} if "condition" in batch.columns else {}
-    return pooled(net(x, t, batch.columns["labels"], give="stages", **more), given)
-
-
 @spec
 class Own(Network):
-    """A class-conditional U-Net of effuse. Stage 0 is its middle, and 1, 2, ... are those of its decoder."""
+    """A U-Net of effuse, conditional where labels are used. Stage 0 is its middle; 1, 2, ... are those of its decoder."""
 
     conditioned: ClassVar[bool] = True
 
@@ -215,10 +161,8 @@ class Own(Network):
     @property
     def channels(self) -> tuple[int, ...]:
         arch = self.arch
-        if not (arch.staged and arch.conditional):
-            raise RecipeError(
-                f"algorithm.guide: {arch.name} shows no stages under a class; use a unet(...) with conditional=True"
-            )
+        if not arch.staged:
+            raise self._unfit()
         maps = arch.hollow_net()(*arch.example(), give="stages")
         if max(self.stages) >= len(maps):
             raise RecipeError(
@@ -228,13 +172,21 @@ class Own(Network):
 
     def ready(self, width: int, classes: int, t: int) -> None:
         super().ready(width, classes, t)
-        if self.arch.shape.classes != classes:
+        if classes and not self.arch.conditional:
+            raise self._unfit()
+        if not classes and self.image == "other":
+            raise RecipeError("algorithm.guide: image=other takes another image of the class, and the task has no labels")
+        if classes and self.arch.shape.classes != classes:
             raise RecipeError(
                 f"algorithm.guide: a network of {self.arch.shape.classes} classes cannot guide one of {classes}; "
                 "train a guide on the same classes"
             )
         if t >= self.task.schedule.steps:
             raise RecipeError(f"algorithm.t: there is no step {t}; the guide's task has {self.task.schedule.steps}")
+
+    def _unfit(self) -> RecipeError:
+        why = f"{self.arch.name} shows no stages under a class; use a unet(...) with conditional=True"
+        return RecipeError(f"algorithm.guide: {why}")
 
     @property
     def cost(self) -> int:
@@ -257,6 +209,10 @@ class Own(Network):
             data = data.with_columns(condition=F.normalize(z.float(), dim=1) @ basis.condition)
         a, s = (1.0, 0.0) if t is None else signal_and_noise(self.task.schedule, torch.device("cpu"))[t].tolist()
         given = {"t": torch.tensor(t or 0), "a": a, "s": s, **self.given(basis)}
+        return self.applied(client, net, data, given)
+
+    def applied(self, client: Client, net: Net, data: Shard, given: dict[str, Any]) -> Tensor:
+        """The pooled stages of these images under these labels."""
         return client.apply(net, denoised, data, task=self.task, given=given)
 
     def _shown(self, client: Client) -> Shard:
@@ -266,11 +222,6 @@ class Own(Network):
             return data
         order = torch.randperm(len(data), generator=client.lasting("other image").torch())
         return Shard(data.dataset, data.rows[another(data.labels, order)])
-
-
-def recognised(net: Net, batch: Batch, given: Given) -> Tensor:
-    """The features of a classifier, as one stage of one position."""
-    return pooled((net(batch.x, give="features")[:, :, None, None],), given)
 
 
 @spec
@@ -290,51 +241,3 @@ class Encoder(Network):
     ) -> Tensor:
         assert net is not None
         return client.apply(net, recognised, client.data, given=self.given(basis))
-
-
-def pooled(maps: Sequence[Tensor], given: Given) -> Tensor:
-    """The wanted stages of each image as one vector: channels reduced by the basis, if any, and pooled over positions.
-
-    A mean is taken first: it is the mean of reduced positions too, since the basis is linear.
-    """
-    vectors: list[Tensor] = []
-    for k, channels in enumerate(maps):
-        if f"stage{k}" not in given:
-            continue
-        x = channels.float().flatten(2).transpose(1, 2)  # image, position, channel
-        if "l2" not in given:
-            x = x.mean(1, keepdim=True)
-        if f"axes{k}" in given:
-            x = (x - given[f"centre{k}"]) @ given[f"axes{k}"]
-        vectors.append(x.norm(dim=1) if "l2" in given else x[:, 0])
-    return torch.cat(vectors, dim=1)
-
-
-def features_of(arch: Arch, where: str) -> int:
-    """How many features a classifier has."""
-    if not arch.featured or arch.parts:
-        raise RecipeError(f"{where}: {arch.name} is no classifier with features; use a resnet(...) or a cnn(...)")
-    width: int = arch.hollow_net()(*arch.example(), give="features").shape[1]
-    return width
-
-
-def another(labels: Tensor, order: Tensor) -> Tensor:
-    """For each image another one of its class, each taken once: the next of the class in that order. An only one stays."""
-    chosen = torch.empty_like(order)
-    for label in labels.unique():
-        own = order[labels[order] == label]
-        chosen[own] = own.roll(-1)
-    return chosen
-
-
-def largest(covariance: Tensor, width: int) -> Tensor:
-    """The eigenvectors of the largest eigenvalues as columns, the largest entry of each positive."""
-    axes = torch.linalg.eigh(covariance.cpu())[1].flip(1)[:, :width]
-    signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-    return (axes * signs).float()
-
-
-def orthonormal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Random orthonormal columns; columns of norm one where there are more than rows."""
-    drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-    return (torch.linalg.qr(drawn)[0] if columns <= rows else F.normalize(drawn, dim=0)).float()

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import PositiveFloat, PositiveInt
 
 from effuse.algorithms.shared.correcting import Correcting
+from effuse.algorithms.shared.labels import spent_on
 from effuse.algorithms.shared.synthesis import SynthesisServer, WarmUpReport
 from effuse.core.algorithm import Trained
 from effuse.core.capabilities import Discloses
@@ -62,7 +63,4 @@ class OneShotGenerators(Correcting, Discloses):
         return [round(n) for n in self.histogram.of(client, client.stream("histogram"))]
 
     def spent(self, server: Server) -> dict[str, Any] | None:
-        charge = self.histogram.charge
-        if charge is None:
-            return None
-        return {"histogram": {"mechanism": str(self.histogram), "epsilon": charge[0], "delta": charge[1], "times": 1}}
+        return spent_on(self.histogram)

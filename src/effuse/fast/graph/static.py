@@ -47,13 +47,13 @@ class StaticFit(ABC):
         self.uphill = torch.zeros((), device=device) if work.uphill is not None else None
         self.stored = torch.zeros((size, *data.images.shape[1:]), dtype=data.images.dtype, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
-        self.mirrored = torch.zeros(size, dtype=torch.bool, device=device) if data.flip else None
         self.columns = {
             k: torch.zeros((size, *c.shape[1:]), dtype=c.dtype, device=device) for k, c in work.shard.columns.items()
         }
         generator = Stream(("capture",)).torch(device)
         image = data.images.shape[1:]
         self.drawn = {k: v.contiguous().clone() for k, v in self.task.draw(size, image, self.labels, generator).items()}
+        self.chances = data.chances(size, generator)
         # a recording outlives its first fit and its run, so it must not hold references to their data
         self.format = dataclasses.replace(
             data, images=data.images[:0].clone(), labels=data.labels[:0].clone(), groups=None, domains=None
@@ -69,9 +69,7 @@ class StaticFit(ABC):
 
     def batch(self, weight: Tensor | None = None) -> Batch:
         """The batch in the buffers, channels last."""
-        x = self.format.floats(self.stored)
-        if self.mirrored is not None:
-            x = torch.where(self.mirrored[:, None, None, None], x.flip(-1), x)
+        x = self.format.changed(self.format.floats(self.stored), self.chances)
         x = x.contiguous(memory_format=torch.channels_last)
         return Batch(x, self.labels, self.task, self.drawn, weight, self.columns)
 
@@ -90,8 +88,8 @@ class StaticFit(ABC):
             column.copy_(shard.columns[k].index_select(0, chosen[k]))
         for k, v in self.task.draw(size, data.images.shape[1:], self.labels, generator).items():
             self.drawn[k].copy_(v)
-        if self.mirrored is not None:
-            torch.lt(torch.rand(size, device=self.machine.device, generator=generator), 0.5, out=self.mirrored)
+        for k, v in data.chances(size, generator).items():
+            self.chances[k].copy_(v)
 
     def end(self, net: Net, work: Work) -> tuple[Params | None, Params | None]:
         """Copy the weights out; returns their moving average and the optimiser's moments, where they are kept."""

@@ -106,6 +106,7 @@ def step_key(arch: Arch, work: Work, frozen: tuple[str, ...]) -> tuple[Any, ...]
         data.images.dtype,
         data.peak,
         data.flip,
+        data.shift,
         columns,
         frozen,
     )

@@ -1,30 +1,42 @@
-"""FedDifRC on 8x8 digits: the guide that a federation trains, and the classifiers of the same federation."""
+"""FedDifRC: guides that a federation trains, classifiers of the same federation, and features without labels."""
 
+import dataclasses
 from typing import Literal
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.feddifrc import FedDifRC
+from effuse.algorithms.fedema import FedEMA
+from effuse.algorithms.fedlid import FedLID
 from effuse.algorithms.shared.guides import Guide, Own, Vectors
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Partition
 from effuse.core.errors import RecipeError
+from effuse.core.model import Arch
 from effuse.core.recipe import Evaluate, Recipe
-from effuse.core.solvers import SGD, Adam, CosineDecay
+from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.table import Cell, Table
 from effuse.data.dirichlet import LabelSkew
+from effuse.data.npz import CIFAR10
 from effuse.data.partition import NID2
 from effuse.data.sources import Digits
 from effuse.diffusion.samplers import DpmSolver
 from effuse.metrics.accuracy import Accuracy, ConditionalAccuracy
+from effuse.metrics.linear_probe import LinearProbe
 from effuse.models.pretrained import FromPretrained
-from effuse.models.resnet import Cnn
+from effuse.models.projected import Projected
+from effuse.models.resnet import Cnn, Resnet
 from effuse.models.unet import DigitsUnet
 from effuse.recipes.seeds import refuse_results
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.views import Views
 
 Scenario = Literal["dirichlet", "nid2"]
 Method = Literal["fedavg", "own", "own_tdcl", "own_ndcr", "vectors"]
+LabelFree = Literal["fedema", "fedlid", "feddifrc"]
+Size = Literal["digits", "smoke", "scaled", "paper"]
+# rounds, and epochs in each, of CIFAR-10 without labels; digits have those of the classifiers
+SIZES: dict[str, tuple[int, int] | None] = {"digits": None, "smoke": (2, 1), "scaled": (40, 5), "paper": (100, 10)}
 # clients, rounds of the classifier, partition: NID1 at 0.05, and NID2 in equal sizes
 SCENARIOS: dict[str, tuple[int, int, Partition]] = {
     "dirichlet": (10, 20, LabelSkew(beta=0.05)),
@@ -35,19 +47,19 @@ NOISE = Denoise(drop=0.1)
 STEP = 50  # of H: the paper's 150 belongs to a latent model, and small noise is best for pixels
 
 
-def guide(scenario: Scenario = "dirichlet") -> Recipe:
-    """A class-conditional U-Net of digits, trained by FedAvg on the clients whose classifiers it guides."""
+def guide(scenario: Scenario = "dirichlet", labels: bool = True) -> Recipe:
+    """A U-Net of digits, trained by FedAvg on the clients whose networks it guides; without labels, it knows no class."""
     clients, _, partition = SCENARIOS[scenario]
     return Recipe(
         data=Digits(),
         clients=clients,
         partition=partition,
-        model=DigitsUnet(),
-        task=NOISE,
+        model=DigitsUnet(conditional=labels),
+        task=NOISE if labels else Denoise(),
         algorithm=FedAvg(local=Adam(lr=2e-3, batch=64, epochs=2, clip=1.0, schedule=CosineDecay())),
         rounds=40,
-        evaluate=Evaluate(metrics=(ConditionalAccuracy(n=500),)),
-        sampler=DpmSolver(steps=20, guidance=1.0),
+        evaluate=Evaluate(metrics=(ConditionalAccuracy(n=500),) if labels else ()),
+        sampler=DpmSolver(steps=20, guidance=1.0 if labels else 0.0),
     )
 
 
@@ -82,6 +94,49 @@ def _algorithm(method: Method, folder: str | None) -> Algorithm:
         found = Own(network=FromPretrained(folder=folder), stages=(0, 1, 2), task=NOISE)
     tdcl, ndcr = float(method != "own_ndcr"), float(method != "own_tdcl")
     return FedDifRC(local=LOCAL, guide=found, t=STEP, tdcl=tdcl, ndcr=ndcr)
+
+
+def labelfree(
+    method: LabelFree = "fedlid", scenario: Scenario = "dirichlet", folder: str | None = None, scale: Size = "digits"
+) -> Recipe:
+    """Features without labels: FedEMA, a stand-in for FedLID, or FedDifRC held to the guide whose model is in a folder.
+
+    On digits it takes minutes. The other scales are CIFAR-10 with the settings of the paper's Table 5, in full or less.
+    """
+    clients, on_digits, partition = SCENARIOS[scenario]
+    rounds, epochs = SIZES[scale] or (on_digits, 5)
+    small = scale == "digits"
+    encoder: Arch = Cnn(projection=64) if small else Resnet(blocks=(1, 1, 1, 1), projection=512)
+    heads = {"hidden": 256, "width": 64} if small else {"hidden": 4096, "width": 2048}
+    batch, ema = 32 if small else 64, 0.99 if method == "fedema" else None
+    # without a ragged last batch, as in FedEMA; every method has the same
+    local = dataclasses.replace(LOCAL, batch=batch, epochs=epochs, ema=ema, ragged="drop")
+    return Recipe(
+        data=Digits() if small else CIFAR10(),
+        clients=clients,
+        partition=partition,
+        model=encoder if method == "feddifrc" else Projected(encoder=encoder, **heads, predictor=method == "fedema"),
+        task=Views(flip=False) if small else Views(),
+        algorithm=_without_labels(method, local, folder, small),
+        rounds=rounds,
+        evaluate=Evaluate(grid=0, metrics=(LinearProbe(),)),
+    )
+
+
+def _without_labels(method: LabelFree, local: Solver, folder: str | None, small: bool) -> Algorithm:
+    match method:
+        case "fedema":
+            return FedEMA(local=local)
+        case "fedlid":
+            return FedLID(local=local)
+        case "feddifrc":
+            if folder is None:
+                raise RecipeError(
+                    'feddifrc.labelfree: "feddifrc" needs the folder of a guide\'s model; run feddifrc.guide(labels=False), '
+                    'then give folder="RUN/model"'
+                )
+            guide = Own(network=FromPretrained(folder=folder), stages=(0, 1, 2) if small else (2, 3, 4))
+            return FedDifRC(local=local, guide=guide, t=STEP if small else 10)  # small noise is best for pixels
 
 
 def digits(seeds: tuple[int, ...] = (0, 1, 2), scenarios: tuple[Scenario, ...] = ("dirichlet", "nid2")) -> Table:

@@ -1,0 +1,1 @@
+"""FedDifRC: classifiers guided by a denoiser, their rivals and controls."""

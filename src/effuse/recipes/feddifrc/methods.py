@@ -1,0 +1,282 @@
+"""FedDifRC, its rivals and its controls in the paper's protocol, and the guide that the same federation trains."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fed3r import Fed3R
+from effuse.algorithms.fedavg import FedAvg
+from effuse.algorithms.fedcda import FedCDA
+from effuse.algorithms.feddda import FedDDA
+from effuse.algorithms.feddifrc import FedDifRC
+from effuse.algorithms.feddisco import FedDisco
+from effuse.algorithms.fedema import FedEMA
+from effuse.algorithms.fedlid import FedLID
+from effuse.algorithms.fednh import FedNH
+from effuse.algorithms.fedproto import FedProto
+from effuse.algorithms.fedprox import FedProx
+from effuse.algorithms.fedrcl import FedRCL
+from effuse.algorithms.moon import Moon
+from effuse.algorithms.shared.guides import Encoder, Guide, Own, Vectors
+from effuse.algorithms.shared.stable_diffusion import StableDiffusion
+from effuse.core.algorithm import Algorithm
+from effuse.core.data import Partition, Source
+from effuse.core.errors import RecipeError
+from effuse.core.metric import Metric
+from effuse.core.model import Arch
+from effuse.core.recipe import Evaluate, Recipe
+from effuse.core.solvers import SGD, Adam, CosineDecay
+from effuse.data.dirichlet import LabelSkew
+from effuse.data.folders import Folder
+from effuse.data.idx import MNIST
+from effuse.data.npz import CIFAR10, CIFAR100
+from effuse.data.partition import NID2, Domains, Iid, LongTail
+from effuse.data.sources import Digits, Union, Validation
+from effuse.data.transforms import Channels, Flip, Resize, Shift, Transform
+from effuse.diffusion.samplers import DpmSolver
+from effuse.metrics.accuracy import Accuracy
+from effuse.metrics.class_accuracy import ClassAccuracy, DomainAccuracy
+from effuse.metrics.linear_probe import LinearProbe
+from effuse.models.headed import Headed
+from effuse.models.mobilenet import MobileNetV2
+from effuse.models.pretrained import FromPretrained
+from effuse.models.projected import Projected
+from effuse.models.resnet import Cnn, Resnet
+from effuse.models.stable_diffusion import Sd
+from effuse.models.unet import DigitsUnet, Unet
+from effuse.models.vision import Vision
+from effuse.recipes.feddifrc.printed import DOMAINS as DOMAIN_NAMES
+from effuse.tasks.classify import Classify
+from effuse.tasks.denoise import Denoise
+from effuse.tasks.views import Views
+
+Size = Literal["paper", "scaled", "smoke"]
+Data = Literal["cifar10", "cifar100", "tiny", "digits5", "office", "ham10000", "eurosat"]
+Scenario = Literal[
+    "iid", "nid1-0.05", "nid1-0.2", "nid1-0.5", "nid2", "tail-10", "tail-50", "tail-100", "tail-200", "domains"
+]
+Method = Literal[
+    "fedavg", "fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge", "feddifrc",
+    "fedema", "fedlid",
+]  # fmt: skip
+Seen = Literal["sd", "own", "vectors", "encoder"]  # where the guide's features come from
+
+AUGMENTED: tuple[Transform, ...] = (Shift(pad=4), Flip())
+DOMAINS: dict[Data, tuple[int, ...]] = {"digits5": (1, 4, 3, 2), "office": (3, 2, 2, 3)}  # clients of each, as the paper has
+FRACTIONS: dict[Data, float] = {"digits5": 0.1, "office": 0.2}
+NETWORK = Unet(widths=(64, 128, 128, 128), conditional=True)  # 8,954,883 parameters
+NOISE = Denoise(drop=0.1)
+STEP = 50  # of H with an own guide: the paper's 150 belongs to a latent model; choose it by `effuse probe`
+PROJECTION = 256  # MOON's
+# rounds and local epochs
+LENGTHS: dict[Size, tuple[int, int]] = {"paper": (100, 10), "scaled": (40, 5), "smoke": (5, 1)}
+
+
+def classifier(
+    method: Method = "feddifrc",
+    data: Data = "cifar10",
+    scenario: Scenario = "nid1-0.05",
+    scale: Size = "scaled",
+    guide: Seen = "vectors",
+    folder: str | None = None,
+    root: str = "",
+    validation: bool = False,
+) -> Recipe:
+    """A federation of classifiers by one method.
+
+    `folder` is the guide's: the model of a run (own), or of a published network (sd, encoder). Sets without a source of
+    their own are folders of images under `root`. With `validation` a fifth of the training images judges. The smoke scale
+    is on digits, and its guides are untrained.
+    """
+    smoke = scale == "smoke"
+    rounds, epochs = LENGTHS[scale]
+    local = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, batch=64, epochs=epochs)
+    clients, partition = _partition(data, scenario, smoke)
+    recipe = Recipe(
+        data=_judged(Digits() if smoke else _plain(data, root, AUGMENTED), validation),
+        clients=clients,
+        partition=partition,
+        model=_network(method, data, scale),
+        task=Classify(),
+        algorithm=FedAvg(local=local),
+        rounds=rounds,
+        evaluate=Evaluate(every=1, grid=0, metrics=_metrics(data, smoke)),
+    )
+    if method == "ridge":
+        network = DigitsUnet() if smoke else FromPretrained(folder=_needed(folder, method))
+        model = Headed(network=network, stages=(0, 1, 2) if smoke else (2, 3, 4))
+        return dataclasses.replace(recipe, model=model, algorithm=Fed3R(), rounds=1)
+    found = None if method != "feddifrc" else _guide(guide, folder, smoke)
+    return dataclasses.replace(recipe, algorithm=_algorithm(method, local, rounds, found, folder, smoke))
+
+
+def unlabelled(
+    method: Method = "feddifrc",
+    data: Data = "cifar100",
+    scenario: Scenario = "nid1-0.05",
+    scale: Size = "scaled",
+    guide: Seen = "sd",
+    folder: str | None = None,
+) -> Recipe:
+    """A federation without labels: FedEMA, the stand-in for FedLID, or FedDifRC's label-free form, by linear probe."""
+    recipe = classifier("fedavg", data, scenario, scale)
+    smoke, epochs = scale == "smoke", LENGTHS[scale][1]
+    local = SGD(lr=0.032, momentum=0.9, weight_decay=5e-4, batch=64, epochs=epochs, schedule=CosineDecay(), ragged="drop")
+    algorithm: Algorithm
+    guided = _guide(guide, folder, smoke) if method == "feddifrc" else None
+    if guided is not None:
+        algorithm = FedDifRC(local=local, guide=guided, t=150 if guide == "sd" else STEP)
+    elif method == "fedema":
+        algorithm = FedEMA(local=dataclasses.replace(local, ema=0.99))
+    elif method == "fedlid":
+        algorithm = FedLID(local=local)
+    else:
+        raise RecipeError(f'feddifrc.unlabelled: "{method}" needs labels; choose fedema, fedlid or feddifrc')
+    widths = {"hidden": 32, "width": 16} if smoke else {}
+    probe: tuple[Metric, ...] = (LinearProbe(),)
+    return dataclasses.replace(
+        recipe,
+        model=Projected(encoder=recipe.model, predictor=method == "fedema", **widths) if guided is None else recipe.model,
+        task=Views(),
+        algorithm=algorithm,
+        evaluate=Evaluate(grid=0, metrics=probe),
+    )
+
+
+def own_guide(
+    data: Data = "cifar10",
+    scenario: Scenario = "nid1-0.05",
+    scale: Size = "scaled",
+    central: bool = False,
+    validation: bool = False,
+) -> Recipe:
+    """The guide: a class-conditional U-Net, trained by FedAvg on the partition of the classifiers of the same seed.
+
+    `central` trains it with all data in one place: the oracle, the positive control of guides.
+    """
+    smoke = scale == "smoke"
+    clients, partition = _partition(data, scenario, smoke)
+    rounds, epochs = {"paper": (200, 2), "scaled": (100, 1), "smoke": (2, 1)}[scale]
+    local = Adam(lr=1e-3 if smoke else 2e-4, batch=64 if smoke else 128, epochs=epochs, clip=1.0)
+    algorithm: Algorithm = Centralised(local=local) if central else FedAvg(local=local)
+    source = _judged(Digits() if smoke else _plain(data), validation)
+    return Recipe(
+        data=source,
+        clients=clients,
+        partition=partition,
+        model=DigitsUnet() if smoke else NETWORK,
+        task=NOISE,
+        algorithm=algorithm,
+        rounds=rounds,
+        evaluate=Evaluate(grid=0 if smoke else 100),
+        sampler=DpmSolver(steps=20, guidance=1.0),
+        ema=0.9,
+    )
+
+
+def _algorithm(method: Method, local: SGD, rounds: int, guide: Guide | None, folder: str | None, smoke: bool) -> Algorithm:
+    """A rival with the value that the paper tuned for it; the others are its authors'."""
+    if guide is not None:
+        t = 150 if isinstance(guide, StableDiffusion) else STEP
+        labelled = guide.labelled  # an encoder is Table 8's plain distance
+        return FedDifRC(local=local, guide=guide, t=t, tdcl=float(labelled), distance="unit" if labelled else "l2")
+    if method == "feddda":
+        network: Arch = DigitsUnet() if smoke else FromPretrained(folder=_needed(folder, method))
+        sampler = DpmSolver(steps=2 if smoke else 20, guidance=1.0)
+        n, share = (40, 10) if smoke else (100_000, 10_000)
+        return FedDDA(local=local, guide=network, task=NOISE, sampler=sampler, n=n, share=share)
+    known: dict[str, Algorithm] = {
+        "fedavg": FedAvg(local=local),
+        "fedprox": FedProx(local=local, mu=1e-3),
+        "moon": Moon(local=local, mu=1.0),
+        "fedproto": FedProto(local=local, pull=1.0),
+        "fednh": FedNH(local=dataclasses.replace(local, clip=10.0), rho=0.7),
+        "feddisco": FedDisco(local=local),
+        "fedcda": FedCDA(local=local, warmup=math.ceil(rounds / 2)),  # half of the rounds, as in the paper
+        "fedrcl": FedRCL(local=local, near=0.6, beta=1.0),
+    }
+    if method not in known:
+        raise RecipeError(f'feddifrc.classifier: "{method}" uses no labels; run feddifrc.unlabelled("{method}")')
+    return known[method]
+
+
+def _guide(source: Seen, folder: str | None, smoke: bool) -> Guide:
+    """A trained guide by its folder. Norms over positions are never negative, as the features of a ResNet are not."""
+    if source == "vectors":
+        return Vectors()
+    if smoke:
+        if source == "encoder":
+            return Encoder(network=Cnn(), reduce="random")
+        return Own(network=DigitsUnet(), stages=(0, 1, 2), task=NOISE, pool="l2", reduce="random")
+    if source == "sd":
+        return StableDiffusion(network=Sd(folder=folder or "stable-diffusion-v1-5"), pool="l2")
+    if source == "encoder":
+        return Encoder(network=Vision(folder=_needed(folder, source)))
+    return Own(network=FromPretrained(folder=_needed(folder, source)), task=NOISE, pool="l2", reduce="random")
+
+
+def _needed(folder: str | None, what: str) -> str:
+    if folder is None:
+        raise RecipeError(
+            f'feddifrc: "{what}" needs the folder of a network; run feddifrc.own_guide, then give folder="RUN/model", '
+            "or name a published one"
+        )
+    return folder
+
+
+def _metrics(data: Data, smoke: bool) -> tuple[Metric, ...]:
+    more = (DomainAccuracy(names=DOMAIN_NAMES[data]),) if data in DOMAIN_NAMES and not smoke else ()
+    return (Accuracy(), ClassAccuracy(), *more)
+
+
+def _network(method: Method, data: Data, scale: Size) -> Arch:
+    """ResNet-10, or MobileNetV2 for Tiny-ImageNet; the paper's have BatchNorm."""
+    projection = PROJECTION if method == "moon" else None
+    head: Literal["linear", "cosine"] = "cosine" if method == "fednh" else "linear"
+    if scale == "smoke":
+        return Cnn(projection=32 if method == "moon" else 64, head=head)
+    if data == "tiny":
+        return MobileNetV2(norm="batch" if scale == "paper" else "group")
+    norm: Literal["batch", "group"] = "batch" if scale == "paper" else "group"
+    return Resnet(blocks=(1, 1, 1, 1), norm=norm, projection=projection, head=head)
+
+
+def _judged(source: Source, validation: bool) -> Source:
+    """The same, or with a fifth of its training images in the place of the test set."""
+    return Validation(source=source, share=0.2) if validation else source
+
+
+def _plain(data: Data, root: str = "", transforms: tuple[Transform, ...] = ()) -> Source:
+    """A data set, scaled to 32 pixels; Tiny-ImageNet, HAM10000 and EuroSAT to 64."""
+
+    def folder(name: str, side: int, more: tuple[Transform, ...] = ()) -> Folder:
+        path = f"{root}/{name}" if root else name
+        return Folder(path=path, transforms=(Resize(side=side), Channels(n=3), *more))
+
+    if data == "cifar10":
+        return CIFAR10(transforms=transforms)
+    if data == "cifar100":
+        return CIFAR100(transforms=transforms)
+    if data == "digits5":
+        first = MNIST(transforms=(Resize(side=32), Channels(n=3)))
+        return Union(sources=(first, *(folder(name, 32) for name in ("usps", "svhn", "syn"))), transforms=transforms)
+    if data == "office":
+        names = ("caltech", "webcam", "amazon", "dslr")
+        return Union(sources=tuple(folder(f"office/{name}", 32) for name in names), transforms=transforms)
+    return folder(data if data != "tiny" else "tiny-imagenet", 64, transforms)
+
+
+def _partition(data: Data, scenario: Scenario, smoke: bool) -> tuple[int, Partition]:
+    """The number of clients, and the rule that divides the images among them."""
+    kind, _, value = scenario.partition("-")
+    if kind == "nid2":
+        return 7, NID2(sizes="equal")
+    if kind == "iid" or (smoke and kind == "domains"):
+        return 10, Iid()
+    if kind == "domains":
+        if data not in DOMAINS:
+            raise RecipeError(f"feddifrc: {data} has no domains; choose digits5 or office")
+        return sum(DOMAINS[data]), Domains(per_domain=DOMAINS[data], fraction=FRACTIONS[data])
+    skew = LabelSkew(beta=float(value) if kind == "nid1" else 0.2, minimum=2 if smoke else 10, top_up=smoke)
+    return 10, skew if kind == "nid1" else LongTail(rho=float(value), then=skew)
