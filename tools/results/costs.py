@@ -1,41 +1,70 @@
 """What can be run and was not, with the GPU hours that it would take."""
 
-from runs import rows
+from pathlib import Path
+from typing import Any
 
-LARGE = 8_430  # images/s of one H200 that trains the network of 35.7 M parameters (docs/performance.md)
+from text import rows
+
+from effuse.core.recipe import Recipe
+from effuse.recipes import find_table
+from effuse.tools.reproduce import Reproduction
+
+# of one H200, by network: images/s in training, network evaluations/s in drawing (docs/performance.md)
+SPEED = {"feddiffuse": (31_475, 119_571), "fedddpm": (8_591, 30_062), "fedphd": (8_591, 30_062)}
+IMAGES = {"fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
+LEDGER = 1_500  # seconds of one FedDiff cell at the paper's scale, as docs/notes/gpu.md predicts
+RUN = ("full-5-iid", "full-5-l-skew", "full-5-q-skew", "full-10-iid", "usplit-5-iid", "ulatdec-5-iid", "udec-5-iid")
+WHAT = (
+    ("FedDDPM, Table 2 (CIFAR-10)", "fedddpm.table2", None),
+    ("FedDDPM, Table 3 (CIFAR-100)", "fedddpm.table3", None),
+    ("FedPhD, Table V (50 and 100 clients)", "fedphd.table5", None),
+    ("FedDiff at Dirichlet 0.001", "feddiff.table1", "method=feddiff,alpha=0.001"),
+    ("FedDiff with 5 and 20 clients", "feddiff.table2", "method=feddiff,clients=5,clients=20"),
+    ("FedDiffuse, the rest of Table 1", "feddiffuse.table1", None),
+)
 
 
-def hours(images: float) -> str:
-    return f"{images / LARGE / 3600:.0f}"
+def trained(recipe: Recipe) -> float:
+    """Images that pass through training, by preparation, clients and server."""
+    algorithm: Any = recipe.algorithm
+    images = IMAGES[recipe.data.name]
+    cohort = getattr(algorithm, "cohort", None) or 1
+    gradients = 2 if algorithm.name == "mofedsam" else 1  # a step
+    total = recipe.rounds * cohort * images * algorithm.local.epochs * gradients
+    if warmup := getattr(algorithm, "warmup", None):
+        total += images * warmup.epochs
+    if central := getattr(algorithm, "central", None):
+        times = 1 if algorithm.name == "fedddpm_plus" else recipe.rounds
+        total += times * central.epochs * images * algorithm.share
+    return float(total)
+
+
+def drawn(recipe: Recipe) -> float:
+    """Network evaluations of all evaluations, and of an auxiliary set."""
+    algorithm: Any = recipe.algorithm
+    steps = getattr(recipe.sampler, "steps", None) or 1_000
+    images = max(getattr(metric, "n", 0) for metric in recipe.evaluate.metrics)
+    times = recipe.rounds // recipe.evaluate.every if recipe.evaluate.every else 1
+    owners = recipe.clients if algorithm.name in ("feddiffuse_ulatdec", "feddiffuse_udec") else 1
+    shared = getattr(algorithm, "share", 0) * IMAGES[recipe.data.name] * 1_000
+    return float(images * owners * times * steps + shared)
+
+
+def hours(table: str, only: str | None) -> tuple[int, str, str]:
+    """Cells that were not run, and their GPU hours in training and in drawing."""
+    plan = Reproduction(table, find_table(table)[1], Path("runs"))
+    paper = table.partition(".")[0]
+    cells = [one.recipe for one in plan.select(only) if paper != "feddiffuse" or one.cell.name not in RUN]
+    if paper == "feddiff":
+        return len(cells), f"{len(cells) * LEDGER / 3600:.0f}", "among them"
+    train, draw = SPEED[paper]
+    return len(cells), f"{sum(map(trained, cells)) / train / 3600:.0f}", f"{sum(map(drawn, cells)) / draw / 3600:.0f}"
 
 
 def not_run() -> str:
-    # FedDDPM on CIFAR: 600 rounds of 15 or of 30 clients with 500 images and 5 epochs, under 3 partitions.
-    # Six methods, of which MoFedSAM takes two gradients a step.
-    rounds = 7 * 3 * 600 * (15 + 30) * 500 * 5
-    # FedDDPM's corrections in six cells, and the warm-ups of FedDDPM and FedDDPM+
-    corrections = 6 * 600 * 5 * 5_000
-    cifar10, cifar100 = (rounds + corrections + 12 * 100 * 500 * epochs for epochs in (400, 600))
-    fedphd = 14 * 10_000 * 0.2 * 50_000
-    minutes = 25  # of one FedDiff cell: 200 epochs, 60,000 images of 1,000 steps
-    return rows(
-        ["what", "command", "runs", "GPU hours"],
-        [
-            ["FedDDPM, Table 2 (CIFAR-10)", "`effuse reproduce fedddpm.table2`", "36", hours(cifar10)],
-            ["FedDDPM, Table 3 (CIFAR-100)", "`effuse reproduce fedddpm.table3`", "36", hours(cifar100)],
-            ["FedPhD, Table V (50 and 100 clients)", "`effuse reproduce fedphd.table5`", "14", hours(fedphd)],
-            [
-                "FedDiff at Dirichlet 0.001",
-                "`effuse reproduce feddiff.table1 --only method=feddiff,alpha=0.001`",
-                "9",
-                f"{9 * minutes / 60:.0f}",
-            ],
-            [
-                "FedDiff with 5 and 20 clients",
-                "`effuse reproduce feddiff.table2 --only method=feddiff,clients=5,clients=20`",
-                "18",
-                f"{18 * minutes / 60:.0f}",
-            ],
-            ["FedDiffuse, the rest of Table 1", "`effuse reproduce feddiffuse.table1`", "28", f"{28 * 240 / 3600:.0f}"],
-        ],
-    )
+    body = []
+    for what, table, only in WHAT:
+        cells, training, drawing = hours(table, only)
+        command = f"`effuse reproduce {table}{f' --only {only}' if only else ''}`"
+        body.append([what, command, str(cells), training, drawing])
+    return rows(["what", "command", "runs", "GPU hours of training", "of drawing"], body)

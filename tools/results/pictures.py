@@ -1,15 +1,18 @@
 """Quality against traffic: one picture a paper."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runs import RESULTS, Amount, accuracy, figure, gigabytes, megabytes, metric, results, spread
+import runs
+from runs import Amount
+from text import spread
 
 from effuse.runs.records import Result
 
 KEPT = "Comment"  # where a PNG keeps the numbers that it shows
+Point = tuple[str, float, float, float]  # name, amount sent, mean over seeds, deviation
 
 
 @dataclass(frozen=True)
@@ -17,17 +20,15 @@ class Picture:
     paper: str
     across: str
     up: str
-    points: tuple[tuple[str, float, float, float], ...]  # name, amount sent, mean over seeds, deviation
+    points: tuple[Point, ...]
 
     @property
     def file(self) -> Path:
-        return RESULTS / f"traffic-{self.paper}.png"
+        return runs.RESULTS / f"traffic-{self.paper}.png"
 
     @property
     def numbers(self) -> str:
-        return "; ".join(
-            f"{name}: {sent:.4g}, {value:.3f} ± {deviation:.3f}" for name, sent, value, deviation in self.points
-        )
+        return "; ".join(f"{name}: {sent:.4g}, {value:.3f} ± {apart:.3f}" for name, sent, value, apart in self.points)
 
     def draw(self) -> None:
         from matplotlib.figure import Figure
@@ -50,57 +51,13 @@ class Picture:
             return str(image.info.get(KEPT, ""))
 
 
-def point(name: str, found: list[Result], quality: list[float], sent: Amount) -> tuple[str, float, float, float]:
-    return name, statistics.fmean(map(sent, found)), statistics.fmean(quality), spread(quality) or 0.0
-
-
-def fids(
-    table: str, names: dict[str, str], sent: Amount, seeds: Iterable[int] = (0, 1, 2)
-) -> tuple[tuple[str, float, float, float], ...]:
-    found = {name: results(f"{table}/{method}", seeds) for method, name in names.items()}
-    return tuple(point(name, runs, metric(runs, "fid"), sent) for name, runs in found.items())
-
-
-def accuracies(
-    table: str, names: dict[str, str], seeds: Iterable[int], value: str = "accuracy"
-) -> tuple[tuple[str, float, float, float], ...]:
-    found = {name: results(f"{table}/{method}", seeds) for method, name in names.items()}
-    return tuple(point(name, runs, accuracy(runs, value), megabytes) for name, runs in found.items() if runs)
-
-
-def pictures() -> list[Picture]:
-    tuned = {"plain": "FULL", "tuned": "tuned", "centralised-tuned": "tuned, all data in one place"}
-    shards = {
-        "fedavg-shard": "FedAvg",
-        "fedavg_matched-shard": "FedAvg, more rounds",
-        "scaffold-shard": "SCAFFOLD",
-        "mofedsam-shard": "MoFedSAM",
-        "fedddpm-shard": "FedDDPM",
-        "plus-shard": "FedDDPM+",
-        "aux_only-shard": "A alone",
-        "centralised-shard": "all data in one place",
-    }
-    trees = {
-        "fedavg-e1": "FedAvg, one epoch",
-        "fedavg": "FedAvg, five",
-        "fedphd-0": "FedPhD, unpruned",
-        "fedphd-44": "44 %",
-        "fedphd-os": "one-shot",
-    }
-    private = {
-        "nearest_mean": "nearest mean",
-        "class_means": "class means",
-        "additions": "FedDiff, additions",
-        "paper": "FedDiff",
-    }
-    guides = {"fedavg": "FedAvg", "vectors": "class vectors", "own": "own guide", "own_tdcl": "TDCL", "own_ndcr": "NDCR"}
-    guides = {f"dirichlet-{method}": name for method, name in guides.items()}
-    return [
-        Picture("feddiffuse", "GB sent", "FID", fids("feddiffuse.ablation-paper", tuned, gigabytes, (2023, 2024, 2025))),
-        Picture("fedddpm", "GB sent", "FID", fids("fedddpm.comparison-scaled", shards, gigabytes)),
-        Picture(
-            "fedphd", "cost by the paper's ledger", "FID", fids("fedphd.comparison-scaled", trees, figure("paper_cost"))
-        ),
-        Picture("feddiff", "MB sent", "accuracy in %", accuracies("feddiff.private_comparison", private, range(5))),
-        Picture("feddifrc", "MB sent", "accuracy in %", accuracies("feddifrc.digits", guides, range(3), "accuracy_last5")),
-    ]
+def points(
+    found: dict[str, list[Result]], quality: Callable[[list[Result]], list[float]], sent: Amount
+) -> tuple[Point, ...]:
+    """A point for every method that was run."""
+    kept = {name: these for name, these in found.items() if these}
+    values = {name: quality(these) for name, these in kept.items()}
+    return tuple(
+        (name, statistics.fmean(map(sent, these)), statistics.fmean(values[name]), spread(values[name]) or 0.0)
+        for name, these in kept.items()
+    )

@@ -1,25 +1,38 @@
-"""The committed runs under docs/results, and how their numbers are written."""
+"""The committed runs under docs/results."""
 
 import json
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from effuse.core.recipe import read_manifest
+from effuse.core.table import Cell
+from effuse.recipes import find_table
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import Result
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+NOT_RUN, OWN = "not run", "our question"
 Amount = Callable[[Result], float]
 
 
-def result(run: str) -> Result:
-    return RunFolder(RESULTS / run).read_result()
+def run(folder: str) -> Result:
+    """The result of one run, whose manifest must have the seed that ends the folder's name."""
+    path = RESULTS / folder
+    seed, called = read_manifest(path)["recipe"]["seed"], folder.rpartition("-")[2]
+    if called.isdigit() and called != seed:
+        raise SystemExit(f"{path}: its manifest has seed {seed}, its name {called}; rename it or remove it")
+    return RunFolder(path).read_result()
 
 
-def results(name: str, seeds: Iterable[int] = (0, 1, 2)) -> list[Result]:
-    """The results of NAME-SEED, of those seeds that were run."""
-    return [result(f"{name}-{seed}") for seed in seeds if (RESULTS / f"{name}-{seed}" / "result.json").exists()]
+def runs(name: str, seeds: Iterable[int] = (0, 1, 2)) -> list[Result]:
+    """The results of NAME-SEED, of the first seeds or of all, so that two lists can be compared seed by seed."""
+    folders = [f"{name}-{seed}" for seed in seeds]
+    kept = [folder for folder in folders if (RESULTS / folder / "result.json").exists()]
+    if kept != folders[: len(kept)]:
+        raise SystemExit(f"{RESULTS / folders[0]} is missing, but a later seed is there; add it, or remove the later one")
+    return [run(folder) for folder in kept]
 
 
 def metric(found: Iterable[Result], name: str, factor: float = 1) -> list[float]:
@@ -27,6 +40,7 @@ def metric(found: Iterable[Result], name: str, factor: float = 1) -> list[float]
 
 
 def accuracy(found: Iterable[Result], name: str = "accuracy") -> list[float]:
+    """In per cent."""
     return metric(found, name, 100)
 
 
@@ -47,29 +61,11 @@ def read(file: str) -> Any:
     return json.loads((RESULTS / file).read_text())
 
 
-def spread(numbers: Sequence[float]) -> float | None:
-    return statistics.stdev(numbers) if len(numbers) > 1 else None
+def page(file: str) -> str:
+    return (RESULTS / file).read_text()
 
 
-def mean(numbers: Sequence[float], digits: int = 1) -> str:
-    """Mean and standard deviation; the number itself where there is one; nothing where there is none."""
-    if not numbers:
-        return ""
-    deviation = spread(numbers)
-    text = f"{statistics.fmean(numbers):.{digits}f}"
-    return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
-
-
-def each(numbers: Sequence[float], digits: int = 1) -> str:
-    return ", ".join(f"{number:.{digits}f}" for number in numbers)
-
-
-def less(ours: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Differences seed by seed; those of the first seeds where fewer were run."""
-    return [a - b for a, b in zip(ours, other)]
-
-
-def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+@cache
+def printed(table: str, cell: str) -> Cell:
+    """A cell of a published table, with what the paper printed."""
+    return next(one for one in find_table(table)[1].cells if one.name == cell)

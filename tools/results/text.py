@@ -1,0 +1,36 @@
+"""How numbers are written."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+
+def spread(numbers: Sequence[float]) -> float | None:
+    return statistics.stdev(numbers) if len(numbers) > 1 else None
+
+
+def plus_minus(value: float, deviation: float | None, digits: int = 1) -> str:
+    return f"{value:.{digits}f}" if deviation is None else f"{value:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def mean(numbers: Sequence[float], digits: int = 1) -> str:
+    """Mean and standard deviation; the number itself where there is one; nothing where there is none."""
+    return plus_minus(statistics.fmean(numbers), spread(numbers), digits) if numbers else ""
+
+
+def each(numbers: Iterable[float], digits: int = 1) -> str:
+    return ", ".join(f"{number:.{digits}f}" for number in numbers)
+
+
+def less(ours: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Differences seed by seed; those of the first seeds where fewer were run."""
+    return [a - b for a, b in zip(ours, other)]
+
+
+def rows(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def bullets(*sentences: str) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
