@@ -1,13 +1,12 @@
 """What can be run and was not, with the GPU hours that it would take."""
 
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from text import rows
 
 from effuse.core.recipe import Recipe
-from effuse.recipes import find_table
-from effuse.tools.reproduce import Reproduction
+from effuse.recipes import find_recipe, find_table
 
 # of one H200, by network: images/s in training, network evaluations/s in drawing (docs/performance.md)
 SPEED = {"feddiffuse": (31_475, 119_571), "fedddpm": (8_591, 30_062), "fedphd": (8_591, 30_062)}
@@ -50,13 +49,14 @@ def drawn(recipe: Recipe) -> float:
     return float(images * owners * times * steps + shared)
 
 
+@cache
 def hours(table: str, only: str | None) -> tuple[int, str, str]:
     """Cells that were not run, and their GPU hours in training and in drawing."""
-    plan = Reproduction(table, find_table(table)[1], Path("runs"))
     paper = table.partition(".")[0]
-    cells = [one.recipe for one in plan.select(only) if paper != "feddiffuse" or one.cell.name not in RUN]
+    chosen = [one for one in find_table(table)[1].chosen(only) if paper != "feddiffuse" or one.name not in RUN]
     if paper == "feddiff":
-        return len(cells), f"{len(cells) * LEDGER / 3600:.0f}", "among them"
+        return len(chosen), f"{len(chosen) * LEDGER / 3600:.0f}", "among them"
+    cells = [find_recipe(one.recipe.replace("{scale}", "paper"))[1].changed(list(one.settings)) for one in chosen]
     train, draw = SPEED[paper]
     return len(cells), f"{sum(map(trained, cells)) / train / 3600:.0f}", f"{sum(map(drawn, cells)) / draw / 3600:.0f}"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pictures import Picture, points
 from runs import NOT_RUN, OWN, accuracy, megabytes, printed, runs
 from text import bullets, each, less, mean, plus_minus, rows
-from verdicts import AHEAD, BEHIND, LEVEL, NOT_TESTABLE, close, gains, order, standing
+from verdicts import AHEAD, BEHIND, LEVEL, NOT_TESTABLE, answer, close, gains, standing
 
 from effuse.runs.records import Result
 
@@ -71,8 +71,8 @@ def claims() -> list[list[str]]:
     for method, name in (("paper", "FedDiff as printed"), ("additions", "FedDiff with additions")):
         found = private(method)
         ours = f"digits: {mean(found) or NOT_RUN}; class means {mean(means)}, by seed {mean(less(found, means)) or NOT_RUN}"
-        judged = order(standing(gains(found, means))) if found else NOT_RUN
-        body.append([f"{name} at epsilon 10 is ahead of noisy class means alone", OWN, ours, judged, "digits", page])
+        judged = answer(gains(found, means)) if found else NOT_RUN
+        body.append([f"is {name} at epsilon 10 ahead of noisy class means alone?", OWN, ours, judged, "digits", page])
     return body
 
 
@@ -84,7 +84,7 @@ def first_lines() -> str:
     drawn, real = accuracy(runs(f"{DIGITS}/digits")), accuracy(runs(f"{DIGITS}/real"))
     gap, means = less(real, drawn), private("class_means")
     lines = [
-        f"Without privacy, a classifier that saw drawn digits alone has {mean(gap) or NOT_RUN} points less than on real ones."
+        f"Without privacy, a classifier that saw drawn digits alone is {mean(gap) or NOT_RUN} points behind the real ones'."
     ]
     for method, name in (("additions", "FedDiff with every addition"), ("paper", "FedDiff as printed")):
         found = private(method)
@@ -145,7 +145,7 @@ def bars() -> str:
 def picture() -> Picture:
     names = {"nearest_mean": "nearest mean", "class_means": "class means", "paper": "FedDiff", "additions": "with additions"}
     found = {name: runs(f"{PRIVATE}/{method}", SEEDS) for method, name in names.items()}
-    return Picture("feddiff", "MB sent", "accuracy in %", points(found, accuracy, megabytes))
+    return Picture("feddiff", "MB sent", "accuracy in %", points(found, accuracy, megabytes), "log")
 
 
 BLOCKS = {

@@ -121,8 +121,8 @@ def picture() -> Picture:
         "fedavg-e1": "FedAvg, one epoch",
         "fedavg": "FedAvg, five",
         "fedphd-0": "FedPhD, unpruned",
-        "fedphd-44": "44 %",
-        "fedphd-os": "one-shot",
+        "fedphd-44": "FedPhD, 44 %",
+        "fedphd-os": "FedPhD, one-shot, 44 %",
     }
     found = {name: runs(f"{TABLE}/{method}") for method, name in names.items()}
     quality = "cost by the paper's ledger", "FID"

@@ -52,6 +52,7 @@ def by_hand(page: str) -> list[str]:
 
 def wrong(write: bool = False, draw: bool = False) -> list[str]:
     """What differs from the run files, after writing pages and drawing pictures where that is asked for."""
+    runs.run.cache_clear()
     found, shown = [], set()
     for file in sorted(runs.RESULTS.glob("*.md")):
         page = file.read_text()

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import runs
@@ -21,6 +22,7 @@ class Picture:
     across: str
     up: str
     points: tuple[Point, ...]
+    scale: str = "linear"  # of the amount
 
     @property
     def file(self) -> Path:
@@ -33,14 +35,14 @@ class Picture:
     def draw(self) -> None:
         from matplotlib.figure import Figure
 
-        plot = Figure(figsize=(6.5, 3.8), layout="constrained")
+        plot = Figure(figsize=(7.5, 3.8), layout="constrained")
         axes = plot.subplots()
-        for name, sent, value, deviation in self.points:
-            axes.errorbar(sent, value, deviation, marker="o", capsize=3)
-            axes.annotate(name, (sent, value), xytext=(6, 4), textcoords="offset points", fontsize=8)
-        axes.set(xlabel=self.across, ylabel=self.up)
-        axes.margins(x=0.2, y=0.12)
+        for (name, sent, value, deviation), marker in zip(self.points, cycle("os^Dv")):
+            axes.errorbar(sent, value, deviation, marker=marker, linestyle="", capsize=3, label=name)
+        axes.set(xlabel=self.across, ylabel=self.up, xscale=self.scale)
+        axes.margins(x=0.08, y=0.08)
         axes.spines[["top", "right"]].set_visible(False)
+        plot.legend(loc="outside right center", fontsize=8, frameon=False)
         plot.savefig(self.file, dpi=110, metadata={KEPT: self.numbers})
 
     def kept(self) -> str:

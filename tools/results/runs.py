@@ -17,6 +17,7 @@ NOT_RUN, OWN = "not run", "our question"
 Amount = Callable[[Result], float]
 
 
+@cache
 def run(folder: str) -> Result:
     """The result of one run, whose manifest must have the seed that ends the folder's name."""
     path = RESULTS / folder

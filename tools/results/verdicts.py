@@ -42,6 +42,11 @@ def order(*standings: str) -> str:
     return REPRODUCED if standings and {*standings} == {AHEAD} else UNDECIDED
 
 
+def answer(gains: Sequence[float]) -> str:
+    """The answer to a question of our own: is one method ahead of another?"""
+    return {AHEAD: "yes", BEHIND: "no", LEVEL: UNDECIDED}[standing(gains)]
+
+
 def close(drawn: Sequence[float], real: Sequence[float]) -> str:
     """Whether a classifier that saw drawn digits alone is good, and near one that saw real ones."""
     if not drawn or not real:
