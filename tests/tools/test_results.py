@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from effuse.recipes import find_recipe
+
 ROOT = Path(__file__).parent.parent.parent
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "tools" / "results")
+    import costs
     import pages
     import runs
     import text
@@ -21,7 +24,7 @@ PAGES = [file.name for file in sorted(runs.RESULTS.glob("*.md"))]
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A copy of what the pages are computed from, which a test may change."""
-    unused = shutil.ignore_patterns("rounds.jsonl", "feddiffuse-*.png", "fedddpm-*.png", "fedphd-*.png")
+    unused = shutil.ignore_patterns("rounds.jsonl", "feddiffuse-*.png", "fedddpm-*.png", "fedphd-*.png", "feddifrc-*.png")
     shutil.copytree(runs.RESULTS, tmp_path / "results", ignore=unused)
     (tmp_path / "notes").mkdir()
     shutil.copy(runs.RESULTS.parent / "notes" / "results-feddiffuse.md", tmp_path / "notes")
@@ -92,6 +95,7 @@ def test_a_run_of_another_seed_and_a_gap_are_refused(copy):
 
 def test_means_and_spreads():
     """1, 2, 3: mean 2, deviation 1. One number has no deviation; none is nothing. 3 - 1, 5 - 2; the third has no partner."""
+    assert text.mean([-0.04]) == "0.0"
     assert text.mean([1, 2, 3]) == "2.0 ± 1.0"
     assert text.mean([1.25], 2) == "1.25" and text.mean([]) == ""
     assert text.less([3, 5, 9], [1, 2]) == [2, 3]
@@ -140,3 +144,21 @@ def test_drawn_images_must_be_good_and_near_real_ones():
     assert verdicts.close([96, 98], [99]) == verdicts.REPRODUCED
     assert verdicts.close([96], [99.5]) == verdicts.close([95], [96]) == verdicts.CONTRADICTED
     assert verdicts.close([], [99]) == verdicts.UNDECIDED
+
+
+def test_images_that_a_recipe_trains_on_and_draws():
+    """FedDDPM at the paper's scale on CIFAR-10, in millions.
+
+    Clients: 600 rounds, 15 % of 50,000 images, 5 epochs: 22.5. Server: 600 rounds, 5 epochs of 5,000: 15.
+    Warm-up: 400 epochs of 50,000: 20. Drawn, in evaluations: 60 times 10,000 images of 1,000 steps: 600, and 5,000 for A: 5.
+    MoFedSAM takes two gradients a step.
+    """
+    recipe = find_recipe('fedddpm(data="cifar10")')[1]
+    assert costs.trained(recipe) == pytest.approx((22.5 + 15 + 20) * 1e6)
+    assert costs.drawn(recipe) == pytest.approx((600 + 5) * 1e6)
+    assert costs.trained(find_recipe('fedddpm.mofedsam(data="cifar10")')[1]) == pytest.approx(45e6)
+
+
+def test_cells_that_were_run_are_not_counted_among_those_that_were_not():
+    """Table 1 of FedDiffuse has four methods, three numbers of clients and three partitions; seven cells were run."""
+    assert costs.hours("feddiffuse.table1", None)[0] == 4 * 3 * 3 - 7

@@ -82,8 +82,8 @@ def first_lines() -> str:
     real, base = with_real_images(), fid("fedavg")
     judged = standing(gains(real, base, lower=True))
     return bullets(
-        f"At a tenth of the paper's scale, against FedAvg: FedDDPM {words['shard']} under shards, {words['dir0.1']} under "
-        f"Dirichlet; FedDDPM+ {plus['shard']} and {plus['dir0.1']}.",
+        f"At a tenth of the paper's scale FedDDPM, against FedAvg, is {words['shard']} under shards and {words['dir0.1']} "
+        f"under Dirichlet; FedDDPM+ is {plus['shard']} and {plus['dir0.1']}.",
         f"This scale cannot judge the method: {control_fails()}." if control_fails() else "The scale can judge the method.",
         f"With real images as A, FedDDPM has {mean(real)} and is {judged}: by seed {mean(less(real, base))} against FedAvg.",
     )

@@ -9,7 +9,8 @@ def spread(numbers: Sequence[float]) -> float | None:
 
 
 def plus_minus(value: float, deviation: float | None, digits: int = 1) -> str:
-    return f"{value:.{digits}f}" if deviation is None else f"{value:.{digits}f} ± {deviation:.{digits}f}"
+    shown = f"{value:z.{digits}f}"  # z: no -0.0
+    return shown if deviation is None else f"{shown} ± {deviation:.{digits}f}"
 
 
 def mean(numbers: Sequence[float], digits: int = 1) -> str:
