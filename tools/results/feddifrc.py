@@ -3,7 +3,7 @@
 from pictures import Picture, Point, points
 from runs import NOT_RUN, OWN, accuracy, figure, megabytes, metric, runs
 from text import bullets, each, less, mean, rows
-from verdicts import AHEAD, BEHIND, LEVEL, NOT_TESTABLE, answer, standing
+from verdicts import AHEAD, NOT_TESTABLE, answer, standing
 
 from effuse.runs.records import Result
 
@@ -17,7 +17,6 @@ NAMES = {
     "own_tdcl": "the same, TDCL alone",
     "own_ndcr": "the same, NDCR alone",
 }
-WORDS = {AHEAD: "it is ahead", BEHIND: "it is behind", LEVEL: "they are not told apart"}
 
 
 def quality(found: list[Result]) -> list[float]:
@@ -59,15 +58,22 @@ def reasons() -> list[str]:
 
 
 def first_lines() -> str:
-    lines = []
+    ahead = {
+        name: sum(standing(against(scenario, "own", other)) == AHEAD for scenario in SCENARIOS)
+        for other, name in (("fedavg", "FedAvg"), ("vectors", "random class vectors"))
+    }
+    lines = [
+        f"FedDifRC with its own guide is ahead of {name} in {n} of {len(SCENARIOS)} scenarios." for name, n in ahead.items()
+    ]
     for scenario, name in SCENARIOS.items():
         helps, image = against(scenario, "own", "fedavg"), against(scenario, "own", "vectors")
         vectors = against(scenario, "vectors", "fedavg")
+        training, alone = (sum(map(megabytes, runs(f"{TABLE}/{scenario}-{method}"))) for method in ("guide", "fedavg"))
         lines += [
-            f"**{name}: does the guide help?** FedDifRC with its own guide less FedAvg: {mean(helps)} points; "
-            f"{WORDS[standing(helps)]}.",
-            f"**{name}: the image, or a shared class vector?** Own guide less class vectors: {mean(image)} points; "
-            f"{WORDS[standing(image)]}. Class vectors less FedAvg: {mean(vectors)}; {WORDS[standing(vectors)]}.",
+            f"**{name}: does the guide help?** Own guide less FedAvg: {mean(helps)} points, {standing(helps)}. "
+            f"Training the guide sends {training / alone:.0f} times as much as FedAvg.",
+            f"**{name}: the image, or a shared class vector?** Own guide less class vectors: {mean(image)} points, "
+            f"{standing(image)}. Class vectors less FedAvg: {mean(vectors)} points, {standing(vectors)}.",
         ]
     return bullets(*lines)
 
