@@ -96,6 +96,7 @@ def test_a_run_of_another_seed_and_a_gap_are_refused(copy):
 def test_means_and_spreads():
     """1, 2, 3: mean 2, deviation 1. One number has no deviation; none is nothing. 3 - 1, 5 - 2; the third has no partner."""
     assert text.mean([-0.04]) == "0.0"
+    assert text.seeds([1, 2], 3) == "1.0, 2.0, not run" and text.seeds([], 3) == "not run"
     assert text.mean([1, 2, 3]) == "2.0 ± 1.0"
     assert text.mean([1.25], 2) == "1.25" and text.mean([]) == ""
     assert text.less([3, 5, 9], [1, 2]) == [2, 3]
@@ -140,10 +141,10 @@ def test_one_reversed_order_contradicts_and_small_numbers_can_be_good():
 
 
 def test_drawn_images_must_be_good_and_near_real_ones():
-    """97 of 99 is near; 96 of 99.5 is 3.5 behind; 95 is below 96 by itself; nothing run decides nothing."""
-    assert verdicts.close([96, 98], [99]) == verdicts.REPRODUCED
-    assert verdicts.close([96], [99.5]) == verdicts.close([95], [96]) == verdicts.CONTRADICTED
-    assert verdicts.close([], [99]) == verdicts.UNDECIDED
+    """97 of 99 is near; 96 of 99.5 is 3.5 behind; 95 is below 96 by itself; one seed decides nothing."""
+    assert verdicts.close([96, 98], [98, 100]) == verdicts.REPRODUCED
+    assert verdicts.close([95, 97], [99, 100]) == verdicts.close([94, 96], [96, 96]) == verdicts.CONTRADICTED
+    assert verdicts.close([98], [99, 99]) == verdicts.UNDECIDED
 
 
 def test_images_that_a_recipe_trains_on_and_draws():

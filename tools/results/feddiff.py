@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from pictures import Picture, points
 from runs import NOT_RUN, OWN, accuracy, megabytes, printed, runs
-from text import bullets, each, less, mean, plus_minus, rows
+from text import bullets, less, mean, plus_minus, rows, seeds
 from verdicts import AHEAD, BEHIND, LEVEL, NOT_TESTABLE, answer, close, gains, standing
 
 from effuse.runs.records import Result
@@ -103,7 +103,7 @@ def digits() -> str:
     body = []
     for method, name in names.items():
         found = runs(f"{DIGITS}/{method}")
-        body.append([name, each(accuracy(found)) or NOT_RUN, mean(accuracy(found)), seconds(found)])
+        body.append([name, seeds(accuracy(found), 3), mean(accuracy(found)), seconds(found)])
     return rows(["trained on", "seeds 0, 1, 2", "mean", "seconds"], body)
 
 
@@ -112,7 +112,7 @@ def comparison() -> str:
     for method, name in NAMES.items():
         found, ours = runs(f"{PRIVATE}/{method}", SEEDS), private(method)
         behind = "" if method == "class_means" else mean(less(ours, base))
-        body.append([name, each(ours) or NOT_RUN, mean(ours), behind, *_spent(found), seconds(found)])
+        body.append([name, seeds(ours, len(SEEDS)), mean(ours), behind, *_spent(found), seconds(found)])
     return rows(["method", "seeds 0 to 4", "mean", "less `class_means`, by seed", *LAST], body)
 
 
@@ -120,7 +120,7 @@ def parts() -> str:
     base, body = private("paper"), []
     for method, name in PARTS.items():
         found, ours = runs(f"{PRIVATE}/{method}", SEEDS), private(method)
-        body.append([name, each(ours) or NOT_RUN, mean(ours), mean(less(ours, base)), *_spent(found), seconds(found)])
+        body.append([name, seeds(ours, len(SEEDS)), mean(ours), mean(less(ours, base)), *_spent(found), seconds(found)])
     return rows(["FedDiff as printed, and", "seeds 0 to 4", "mean", "less `paper`, by seed", *LAST], body)
 
 
@@ -143,8 +143,14 @@ def bars() -> str:
 
 
 def picture() -> Picture:
-    names = {"nearest_mean": "nearest mean", "class_means": "class means", "paper": "FedDiff", "additions": "with additions"}
-    found = {name: runs(f"{PRIVATE}/{method}", SEEDS) for method, name in names.items()}
+    names = {
+        "nearest_mean": "nearest mean",
+        "class_means": "class means",
+        "paper": "FedDiff",
+        "additions": "FedDiff, additions",
+    }
+    found = {f"{name}, epsilon 10": runs(f"{PRIVATE}/{method}", SEEDS) for method, name in names.items()}
+    found["FedDiff without privacy"] = runs(f"{DIGITS}/digits")
     return Picture("feddiff", "MB sent", "accuracy in %", points(found, accuracy, megabytes), "log")
 
 

@@ -2,7 +2,7 @@
 
 from pictures import Picture, Point, points
 from runs import NOT_RUN, OWN, accuracy, figure, megabytes, metric, runs
-from text import bullets, each, less, mean, rows
+from text import bullets, less, mean, rows, seeds
 from verdicts import AHEAD, NOT_TESTABLE, answer, standing
 
 from effuse.runs.records import Result
@@ -83,7 +83,7 @@ def comparison(scenario: str) -> str:
     for method, name in NAMES.items():
         found = runs(f"{TABLE}/{scenario}-{method}")
         ours, guided = quality(found), method.startswith("own")
-        row = [name, each(ours) or NOT_RUN, mean(ours), "" if method == "fedavg" else mean(less(ours, base))]
+        row = [name, seeds(ours, 3), mean(ours), "" if method == "fedavg" else mean(less(ours, base))]
         row += [mean(less(ours, controls)) if guided else "", mean(accuracy(found))]
         body.append([*row, *_cost(found)])
     head = ["method", "last five rounds, seeds 0, 1, 2", "mean", "less FedAvg, by seed", "less class vectors"]
@@ -99,7 +99,7 @@ def guides() -> str:
     body = []
     for scenario, name in SCENARIOS.items():
         found = runs(f"{TABLE}/{scenario}-guide")
-        body.append([name, each(metric(found, "conditional_accuracy", 100)) or NOT_RUN, *_cost(found)])
+        body.append([name, seeds(metric(found, "conditional_accuracy", 100), 3), *_cost(found)])
     return rows(["scenario", "drawn digits that show their label, %, seeds 0, 1, 2", "MB sent", "seconds"], body)
 
 
