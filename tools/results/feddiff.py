@@ -95,12 +95,10 @@ def first_lines() -> str:
             )
     stands = "; ".join(f"{name} {beside_the_bar(d, e)} at {e}" for d, name in DATA.items() for e in BARS)
     lines.append(f"FedDiff's printed private accuracy against the nearest noisy class mean, by epsilon: {stands}.")
-    wanted = [*NAMES, *PARTS]
-    left = len(wanted) * len(SEEDS) - sum(len(runs(f"{PRIVATE}/{method}", SEEDS)) for method in wanted)
+    wanted = len(SEEDS) * len([*NAMES, *PARTS])
+    left = wanted - sum(len(runs(f"{PRIVATE}/{method}", SEEDS)) for method in [*NAMES, *PARTS])
     if left:
-        lines.append(
-            f"Of the private comparison {left} of {len(wanted) * len(SEEDS)} runs are missing, minutes each on two idle cores."
-        )
+        lines.append(f"Of the private comparison {left} of {wanted} runs are missing, minutes each on two idle cores.")
     return bullets(*lines)
 
 
