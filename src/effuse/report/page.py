@@ -102,9 +102,9 @@ def samples(facts: Facts) -> str:
         '<output id="round-told" for="round"></output></div>'
     )
     classes = facts.manifest.get("classes")
-    named = isinstance(classes, list) and 1 < len(classes) < 30
-    rows = f" Rows from top to bottom: {', '.join(map(str, classes or ()))}." if named else ""
-    about = f"Generated images.{rows} A model can repeat an image that it was trained on; an audit measures that."
+    named = isinstance(classes, list) and 1 < len(classes) < 30 and "conditional=True" in facts.recipe.get("model", "")
+    order = f" Images of a class are together, in the order {', '.join(map(str, classes or ()))}." if named else ""
+    about = f"Generated images.{order} A model can repeat an image that it was trained on; an audit measures that."
     shown = f'<div class="pictures" id="pictures">{"".join(figures)}</div>'
     return section("Samples", paragraph(about, "soft"), slider if last else "", shown)
 
