@@ -35,7 +35,7 @@ figure { margin: 0; } figcaption, .soft { color: var(--soft); } .error { border:
 .b4 { background: var(--c4); } .b5 { background: var(--c5); } .keys span { margin-right: 1em; }
 .scroll { overflow: auto; max-height: 75vh; } .scroll thead th { position: sticky; top: 0; background: var(--back); }
 .heat td, .heat thead th { padding: .15rem .5rem; border: 1px solid var(--back); text-align: right; }
-.heat th:first-child { text-align: left; }
+.heat td, .heat td:last-child { min-width: 2.4rem; } .heat thead th:first-child, .heat th:first-child { text-align: left; }
 .s0 { background: #f2f5f8; color: #4a5159; } .s1 { background: #d6e4f2; color: #1c2126; }
 .s2 { background: #a9c9e8; color: #1c2126; } .s3 { background: #7caedd; color: #14181c; }
 .s4 { background: #2f6aa8; color: #fff; } .s5 { background: #163e69; color: #fff; }
