@@ -106,8 +106,11 @@ class Snapshots:
             return {}
         path, blob = self._path(name), self.blob(name)
         table = blob[8 : 8 + int.from_bytes(blob[:8], "little")]
-        if (refusal := saved_by_another(table, path)) is not None:
-            raise FederationError(refusal)
+        try:
+            if (refusal := saved_by_another(table, path)) is not None:
+                raise FederationError(refusal)
+        except WireError as error:
+            raise FederationError(f"{path} is damaged ({error}); restore the folder from a backup") from None
         if (why := damaged(blob, path, self.run)) is not None:
             raise FederationError(f"{why}; restore the folder from a backup, or start a new run")
         return unpack_state(blob)

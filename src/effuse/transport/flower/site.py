@@ -23,7 +23,7 @@ from effuse.core.errors import (
     shown,
 )
 from effuse.core.federation import Order
-from effuse.core.files import held, parsed, write_atomically, writing
+from effuse.core.files import clear_partial, held, parsed, write_atomically, writing
 from effuse.core.grammar import clip
 from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
@@ -161,6 +161,7 @@ class Site:
         """Agree, and prepare the worker: data on the device, machine built."""
         recipe = self.agree(invitation)
         if self.worker is None:
+            clear_partial(self.folder)
             self.worker, self._carry_out = self._prepared(recipe, invitation)
         return Enrolment(self.client, self.session)
 
