@@ -1,4 +1,4 @@
-"""Seeded cases of `kills.py`: an algorithm, an engine and one or two strokes; the run must end as if nothing had happened."""
+"""Seeded cases of `kills.py`: an algorithm, an engine, one or two strokes; the run must end as if nothing had happened."""
 
 import random
 import shutil

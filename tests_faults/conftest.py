@@ -6,8 +6,9 @@ from pathlib import Path
 
 import effuse  # noqa: F401  (before torch: it sets how threads wait)
 
-TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "transport" / "flower"), str(TESTS.parent / "tests_flower")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests_flower"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "transport" / "flower"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import pytest
 import torch

@@ -159,7 +159,8 @@ class Snapshots:
     def _durable(self, newest: str | None) -> set[str | None]:
         """The snapshots of the last two checkpoints, as orders have named them; a file, since processes come and go."""
         path = self.folder / "durable"
-        known = path.read_text().split() if path.exists() else []
+        # a torn file may name a snapshot too few, which only a damaged checkpoint could miss
+        known = path.read_bytes().decode(errors="replace").split() if path.exists() else []
         if newest is not None and known[-1:] != [newest]:
             known = [*known[-1:], newest]
             write_atomically(path, " ".join(known).encode(), wait=False)
@@ -203,9 +204,11 @@ def pack_state(state: dict[str, Any]) -> bytes:
 
 
 def unpack_state(blob: bytes) -> dict[str, Any]:
-    table, *blobs = unframe(blob)
+    table, *blobs = unframe(blob) or [b""]
     kinds = decode(table, dict[str, str])
-    return {key: decode(b, _hint(kind)) for (key, kind), b in zip(kinds.items(), blobs, strict=True)}
+    if len(blobs) != len(kinds):
+        raise WireError(f"a state has {len(blobs)} values, and its table names {len(kinds)}")
+    return {key: decode(b, _hint(kind)) for (key, kind), b in zip(kinds.items(), blobs)}
 
 
 def _hint(kind: str) -> Any:

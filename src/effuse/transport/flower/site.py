@@ -142,7 +142,8 @@ class Site:
         recipe = self.offered(invitation)
         pinned = self.folder / "manifest.json"
         if pinned.exists():
-            known, offered = parsed(pinned.read_bytes(), pinned)["digest"], invitation.digest
+            found, offered = parsed(pinned.read_bytes(), pinned), invitation.digest
+            known = str(found.get("digest")) if isinstance(found, dict) else "that is damaged"
             if known != offered:
                 raise FederationError(
                     f"client {self.client} has agreed to the manifest {known[:MIN_DIGITS]} and not to "
