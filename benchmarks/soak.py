@@ -4,7 +4,7 @@
 
 Faults are drawn from the seed: SIGKILL of a site, of the server (then resumed) or of its SuperLink, a network that is
 reset, and one that stalls. Every site is reached through a proxy of its own. Faults end after `--minutes`; the run goes on.
-At its end weights, rounds.jsonl and ledger must equal those of a simulation without faults, except times and bytes on the wire.
+At its end weights, rounds.jsonl and ledger must equal those of a simulation without faults, except times and wire bytes.
 Memory is the resident set of each process: its last value against that a minute after it started.
 """
 
