@@ -92,6 +92,7 @@ def act(name: str, engine: str, run: Path, fate: Fate, share: float, draw: rando
         else:
             kind = engine if engine == "loopback" else "simulator"
             driver.run(recipe_of(name), run, name="toy", engine=kind, **options, **workers)
+        fate.stroke, fate.full = None, False  # this file is none of the run's
         (run.parent / "counts").write_text(" ".join(f"{event}={n}" for event, n in fate.counts.items()))
 
     return action
