@@ -13,6 +13,7 @@ from effuse.core.errors import DataError
 from effuse.core.spec import text
 from effuse.data.folders import CelebA, Folder
 from effuse.data.images import read_image
+from effuse.data.tables import read_table
 from effuse.data.transforms import Channels, Crop, Flip, Resize
 
 HAIR = "Black_Hair Brown_Hair Blond_Hair Gray_Hair"
@@ -273,3 +274,10 @@ def test_folders_without_images_say_what_is_missing(tmp_path: Path):
         Folder(path=str(tmp_path)).load("test")
     with pytest.raises(DataError, match="not a folder"):
         Folder(path=str(tmp_path / "cat" / "0.png")).load("train")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "\u00b2"])
+def test_a_number_of_images_that_python_cannot_read_is_refused(tmp_path: Path, number: str):
+    (tmp_path / "t.txt").write_text(f"{number}\nMale\na.png 1\n")
+    with pytest.raises(DataError, match="t.txt: (its first line says|the first two lines must be)"):
+        read_table(tmp_path / "t.txt")
