@@ -141,3 +141,12 @@ def test_two_checkouts_train_in_turns():
     (row,) = measured("two_checkouts.py", here, here)["rows"]
     assert (row["network"], row["variant"], len(row["ratios"])) == ("digits", "eager", 3)
     assert row["ratio"] == sorted(row["ratios"])[1] > 0
+
+
+@ITSELF
+def test_a_loaded_federation_loses_no_reply():
+    """100 clients, 10 of 1,000, and three sites over Flower."""
+    few, many, sites = measured("load.py")["rows"]
+    assert (few["clients"], many["cohort"], sites["sites"], sites["rounds"]) == (100, 10, 3, 5)
+    assert few["lost"] == many["lost"] == sites["lost"] == sites["silent or rejected"] == sites["sites that failed"] == 0
+    assert few["peak_mb"] > 0 and sites["peak_mb"].keys() == {"server", "superlink", "largest site"}

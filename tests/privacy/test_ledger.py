@@ -376,6 +376,7 @@ def test_a_line_that_python_cannot_read_is_damaged_as_any_other(tmp_path, bad):
 
 
 def test_releases_beyond_all_numbers_cost_more_than_any_cap(tmp_path):
-    """1e308 steps of a noise of 0.01 have an infinite divergence: epsilon is infinite, without a warning."""
+    """1e308 steps of a noise of 0.01 have an infinite divergence: epsilon is infinite. Noise without bound costs nothing."""
+    ledger(tmp_path).charge(TWO, "a job", (Release("fit", noise=1e300),))
     with pytest.raises(FederationError, match="would cost epsilon inf"):
         ledger(tmp_path).charge(ONE, "a job", (Release("fit", noise=0.01, steps=10**308),))

@@ -22,7 +22,7 @@ def renyi_epsilon(releases: Iterable[Release], delta: float) -> float:
 
 def divergence(release: Release) -> np.ndarray:
     """The Renyi divergence of one step at each order."""
-    noise = release.noise or math.nan
+    noise = min(release.noise or math.nan, 1e150)  # the square of more is no number
     if release.kind == "laplace":  # Mironov (2017), Table II
         near = np.log(ORDERS / (2 * ORDERS - 1)) + (ORDERS - 1) / noise
         far = np.log((ORDERS - 1) / (2 * ORDERS - 1)) - ORDERS / noise
