@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo lint test test-all test-flower bundle test-bundle test-gpu clean
+.PHONY: setup demo lint test test-all test-flower test-faults test-fuzz bundle test-bundle test-gpu clean
 
 setup: .venv/ready
 
@@ -33,6 +33,14 @@ test-all: setup
 # every algorithm and every fault over a real SuperLink; about ten minutes
 test-flower: setup
 	$(BIN)/python -m pytest tests_flower
+
+# 1,000 seeded kills and faults of disk and network, over every algorithm and engine: make test-faults [KILLS=1000] [SEED=0]
+test-faults: setup
+	$(BIN)/python -m pytest tests_faults/test_kills.py tests_faults/test_flower.py --kills $(or $(KILLS),1000) --seed $(or $(SEED),0)
+
+# 100,000 mutated inputs for each reader of foreign bytes: make test-fuzz [INPUTS=100000] [SEED=0]
+test-fuzz: setup
+	$(BIN)/python -m pytest tests_faults/test_fuzz.py --fuzz $(or $(INPUTS),100000) --seed $(or $(SEED),0)
 
 # packs effuse for machines without a network: make bundle PYTHON=3.12 [WITHOUT=torch,numpy,...]
 bundle:

@@ -149,3 +149,12 @@ def test_a_page_is_written_and_opened():
     found = measured("report.py")
     assert found["page_mb"] > 0.1 and found["write_seconds"] > 0
     assert 2 <= found["demo"]["pages"] <= 3 and found["demo"]["share"] > 0
+
+
+@ITSELF
+def test_a_loaded_federation_loses_no_reply():
+    """100 clients, 10 of 1,000, and three sites over Flower."""
+    few, many, sites = measured("load.py")["rows"]
+    assert (few["clients"], many["cohort"], sites["sites"], sites["rounds"]) == (100, 10, 3, 5)
+    assert few["lost"] == many["lost"] == sites["lost"] == sites["silent or rejected"] == sites["sites that failed"] == 0
+    assert few["peak_mb"] > 0 and sites["peak_mb"].keys() == {"server", "superlink", "largest site"}

@@ -12,7 +12,7 @@ import time
 
 import httpx
 import pytest
-from conftest import Deployment, kill
+from deployment import Deployment, kill
 from fake import FakeChannel, run_over
 from flwr.proto.control_pb2 import ListNodesRequest, StartRunRequest, StopRunRequest, UnregisterNodeRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest

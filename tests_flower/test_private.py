@@ -4,7 +4,7 @@ import json
 import random
 import time
 
-from conftest import kill
+from deployment import kill
 from private_sites import BUDGET, private
 from slow import ToySlow
 from toy import ADAM

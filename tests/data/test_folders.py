@@ -13,6 +13,7 @@ from effuse.core.errors import DataError
 from effuse.core.spec import text
 from effuse.data.folders import CelebA, Folder
 from effuse.data.images import read_image
+from effuse.data.tables import read_table
 from effuse.data.transforms import Channels, Crop, Flip, Resize, Shift
 
 HAIR = "Black_Hair Brown_Hair Blond_Hair Gray_Hair"
@@ -281,3 +282,10 @@ def test_a_table_with_semicolons_is_recognised(pets: Path):
     (pets / "table.csv").write_text("file;label\ncat/0.png;a\n")
     with pytest.raises(DataError, match="its values are separated by semicolons; export it with commas"):
         Folder(path=str(pets), attributes="table.csv").load("train")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "\u00b2"])
+def test_a_number_of_images_that_python_cannot_read_is_refused(tmp_path: Path, number: str):
+    (tmp_path / "t.txt").write_text(f"{number}\nMale\na.png 1\n")
+    with pytest.raises(DataError, match="t.txt: (its first line says|the first two lines must be)"):
+        read_table(tmp_path / "t.txt")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from effuse.core.build import build
 from effuse.core.data import Shape
-from effuse.core.errors import ModelError
+from effuse.core.errors import EffuseError, ModelError
 from effuse.core.grammar import parse
 from effuse.core.model import Arch, Model, fill
 from effuse.core.rng import Stream
@@ -196,3 +196,22 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     weights.rename(weights.with_suffix(".bin"))
     with pytest.raises(ModelError, match="as safetensors"):
         load_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("classes=3", "classes=-1", "greater than or equal to 0"),
+        ("channels=1", "channels=99999", "less than or equal to 4096"),
+        ("widths=[4]", "widths=[2000000]", "of shape .* does not fit cnn"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_its_weights_takes_no_memory(tmp_path, old, new, words):
+    """Two million channels would be 144 TB of weights; the shapes are compared before anything is allocated."""
+    arch = Cnn(widths=(4,), groups=2).resolved(SHAPE)
+    arch.save(arch.build(), tmp_path, None)
+    config = tmp_path / "config.json"
+    assert old in config.read_text()
+    config.write_text(config.read_text().replace(old, new))
+    with pytest.raises(EffuseError, match=words):
+        load_model(tmp_path)

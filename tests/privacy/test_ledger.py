@@ -364,3 +364,19 @@ def test_a_run_is_foreseen_beside_the_charges_of_others(tmp_path):
         theirs.foresee("the run", 21 * FIT)
     theirs.foresee("the run", 20 * FIT)
     assert len(lines(tmp_path)) == 4, "nothing is charged"
+
+
+@pytest.mark.parametrize("bad", [b"[" * 3000 + b"\n", b'{"after": "", "kind": "nonce", "key": "ab", "count": Infinity}\n'])
+def test_a_line_that_python_cannot_read_is_damaged_as_any_other(tmp_path, bad):
+    ours = ledger(tmp_path)
+    (tmp_path / "ledgers").mkdir()
+    (tmp_path / "ledgers" / "data.jsonl").write_bytes(bad)
+    with pytest.raises(RunError, match="line 1: damaged or changed by hand"):
+        ours.entries()
+
+
+def test_releases_beyond_all_numbers_cost_more_than_any_cap(tmp_path):
+    """1e308 steps of a noise of 0.01 have an infinite divergence: epsilon is infinite. Noise without bound costs nothing."""
+    ledger(tmp_path).charge(TWO, "a job", (Release("fit", noise=1e300),))
+    with pytest.raises(FederationError, match="would cost epsilon inf"):
+        ledger(tmp_path).charge(ONE, "a job", (Release("fit", noise=0.01, steps=10**308),))

@@ -416,7 +416,10 @@ def bits_flipped(path, at: float = 0.9) -> None:
     path.write_bytes(blob)
 
 
-@pytest.mark.parametrize("what", ["checkpoint cut", "checkpoint flipped", "checkpoint empty", "state flipped", "state gone"])
+@pytest.mark.parametrize(
+    "what",
+    ["checkpoint cut", "checkpoint flipped", "checkpoint empty", "state flipped", "state empty", "state cut", "state gone"],
+)
 @pytest.mark.parametrize("name", ["stateful", "fedddpm", "centralised"])
 def test_a_damaged_file_goes_back_to_the_checkpoint_before(tmp_path, monkeypatch, undisturbed, name, what):
     """It ends in the undisturbed result, and says so loudly; a flipped bit in the tensors parses, so only a digest tells."""
@@ -432,9 +435,11 @@ def test_a_damaged_file_goes_back_to_the_checkpoint_before(tmp_path, monkeypatch
     victim = tmp_path / "run" / snapshot if what.startswith("state") else newest
     if what == "state gone":
         victim.unlink()
+    elif what == "state cut":  # in its header, which is read before the digest
+        victim.write_bytes(victim.read_bytes()[:40])
     elif what == "checkpoint cut":
         victim.write_bytes(victim.read_bytes()[:-10])
-    elif what == "checkpoint empty":
+    elif what.endswith("empty"):
         victim.write_bytes(b"")
     else:
         bits_flipped(victim)

@@ -34,6 +34,12 @@ def write_atomically(path: Path, blob: bytes, wait: bool = True, mode: int = 0o6
         partial.unlink(missing_ok=True)
 
 
+def clear_partial(folder: Path) -> None:
+    """Delete what writes that were killed have left in a folder."""
+    for partial in folder.glob(".*.partial"):
+        partial.unlink(missing_ok=True)
+
+
 def sync_file(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -4,9 +4,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from effuse.core.build import with_values
@@ -41,9 +42,9 @@ class Arch(Spec, ABC):
     levelled: ClassVar[bool] = False  # give="levels": a classifier's output, and a pooled vector of each of its levels
     travels: ClassVar[bool] = True  # False for an architecture that reads a local path: it may not be sent
 
-    side: int | None = None
-    channels: int | None = None
-    classes: int | None = None
+    side: Annotated[int | None, Field(ge=0, le=1 << 14)] = None
+    channels: Annotated[int | None, Field(ge=0, le=1 << 12)] = None
+    classes: Annotated[int | None, Field(ge=0, le=1 << 20)] = None
 
     def resolved(self, shape: Shape) -> "Arch":
         """This architecture for data of that shape; values that the recipe set do not change."""

@@ -68,12 +68,12 @@ def _read_celeba(lines: list[str], headings: tuple[str, ...] | None, path: Path)
     rows = [line.split() for line in lines]
     if headings is not None:
         return [["file", *headings], *rows], 0
-    if len(rows) < 2 or len(rows[0]) != 1 or not rows[0][0].isdigit():
+    if len(rows) < 2 or len(rows[0]) != 1 or not (rows[0][0].isascii() and rows[0][0].isdigit()):
         raise DataError(
             f"{path}: the first two lines must be the number of images and the attribute names; use a .csv for other tables"
         )
     found = sum(1 for row in rows[2:] if row)
-    if found != int(rows[0][0]):
+    if str(found) != (rows[0][0].lstrip("0") or "0"):  # as text: Python reads no number of 5,000 digits
         raise DataError(f"{path}: its first line says {rows[0][0]} images, but it has {found}; fetch the file again")
     return [["file", *rows[1]], *rows[2:]], 2
 

@@ -68,9 +68,18 @@ def read_arch(folder: Path, classes: int | None = None) -> Arch:
 
 def filled(arch: Arch, folder: Path) -> Model:
     """A model of that architecture with the weights of a saved folder; shapes only under `torch.device("meta")`."""
-    with torch.random.fork_rng(devices=[]):  # fresh values are discarded and must not advance the default generator
-        net = arch.build()
     values = read_weights(folder)
+    with torch.device("meta"):  # what does not fit is refused before memory is taken
+        _filled(arch, values, folder)
+    return _filled(arch, values, folder)
+
+
+def _filled(arch: Arch, values: dict[str, Tensor], folder: Path) -> Model:
+    try:
+        with torch.random.fork_rng(devices=[]):  # fresh values are discarded and must not advance the default generator
+            net = arch.build()
+    except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
+        raise ModelError(f"{folder}: its {arch.name} cannot be built: {error}; save the model again") from None
     view = Net(net, arch=arch)
     stray = values.keys() - net.state_dict().keys()
     if stray:

@@ -208,7 +208,7 @@ class _Book:
         for number, line in enumerate(blob[:whole].splitlines(keepends=True), 1):
             try:
                 self._take(line)
-            except (ValueError, TypeError, KeyError, RecipeError) as error:
+            except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, RecipeError) as error:
                 raise RunError(
                     f"{path}, line {number}: damaged or changed by hand ({error}); nothing is released until the file is "
                     "restored from a backup"

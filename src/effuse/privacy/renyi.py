@@ -15,13 +15,14 @@ def renyi_epsilon(releases: Iterable[Release], delta: float) -> float:
     """The epsilon that releases compose to by Renyi divergences, at the best order."""
     from dp_accounting.rdp import compute_epsilon  # slow to import
 
-    total = sum((release.steps * divergence(release) for release in releases), np.zeros_like(ORDERS))
+    with np.errstate(over="ignore", divide="ignore"):  # an infinite divergence is an infinite epsilon, which no cap allows
+        total = sum((release.steps * divergence(release) for release in releases), np.zeros_like(ORDERS))
     return float(compute_epsilon(ORDERS, total, delta)[0])
 
 
 def divergence(release: Release) -> np.ndarray:
     """The Renyi divergence of one step at each order."""
-    noise = release.noise or math.nan
+    noise = min(release.noise or math.nan, 1e150)  # the square of more is no number
     if release.kind == "laplace":  # Mironov (2017), Table II
         near = np.log(ORDERS / (2 * ORDERS - 1)) + (ORDERS - 1) / noise
         far = np.log((ORDERS - 1) / (2 * ORDERS - 1)) - ORDERS / noise

@@ -13,7 +13,7 @@ import effuse
 from effuse.core.algorithm import Server
 from effuse.core.data import Shard
 from effuse.core.errors import EffuseError, FederationError, RunError, WireError
-from effuse.core.files import held, parsed, reading, sync_file, write_atomically, writing
+from effuse.core.files import clear_partial, held, parsed, reading, sync_file, write_atomically, writing
 from effuse.core.ledger import EVALUATION
 from effuse.core.message import message
 from effuse.core.model import Model
@@ -282,8 +282,7 @@ class RunFolder:
             with writing(self.rounds), open(self.rounds, "r+b") as file:
                 file.truncate(size)
         for folder in (self.path, self.path / "checkpoints", self.path / "server", *self.path.glob("clients/*")):
-            for partial in folder.glob(".*.partial"):
-                partial.unlink(missing_ok=True)
+            clear_partial(folder)
 
 
 def split_of(shards: Sequence[Shard]) -> Split:

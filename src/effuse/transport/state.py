@@ -106,8 +106,11 @@ class Snapshots:
             return {}
         path, blob = self._path(name), self.blob(name)
         table = blob[8 : 8 + int.from_bytes(blob[:8], "little")]
-        if (refusal := saved_by_another(table, path)) is not None:
-            raise FederationError(refusal)
+        try:
+            if (refusal := saved_by_another(table, path)) is not None:
+                raise FederationError(refusal)
+        except WireError as error:
+            raise FederationError(f"{path} is damaged ({error}); restore the folder from a backup") from None
         if (why := damaged(blob, path, self.run)) is not None:
             raise FederationError(f"{why}; restore the folder from a backup, or start a new run")
         return unpack_state(blob)
@@ -156,7 +159,8 @@ class Snapshots:
     def _durable(self, newest: str | None) -> set[str | None]:
         """The snapshots of the last two checkpoints, as orders have named them; a file, since processes come and go."""
         path = self.folder / "durable"
-        known = path.read_text().split() if path.exists() else []
+        # a torn file may name a snapshot too few, which only a damaged checkpoint could miss
+        known = path.read_bytes().decode(errors="replace").split() if path.exists() else []
         if newest is not None and known[-1:] != [newest]:
             known = [*known[-1:], newest]
             write_atomically(path, " ".join(known).encode(), wait=False)
@@ -200,9 +204,11 @@ def pack_state(state: dict[str, Any]) -> bytes:
 
 
 def unpack_state(blob: bytes) -> dict[str, Any]:
-    table, *blobs = unframe(blob)
+    table, *blobs = unframe(blob) or [b""]
     kinds = decode(table, dict[str, str])
-    return {key: decode(b, _hint(kind)) for (key, kind), b in zip(kinds.items(), blobs, strict=True)}
+    if len(blobs) != len(kinds):
+        raise WireError(f"a state has {len(blobs)} values, and its table names {len(kinds)}")
+    return {key: decode(b, _hint(kind)) for (key, kind), b in zip(kinds.items(), blobs)}
 
 
 def _hint(kind: str) -> Any:

@@ -1,5 +1,6 @@
 """Keys: who can read them, and what cannot be forged."""
 
+import base64
 import dataclasses
 import ssl
 import stat
@@ -12,6 +13,7 @@ from effuse.core.errors import FederationError
 from effuse.transport.flower import keys
 from effuse.transport.flower.messages import Invitation
 
+P384 = b"\x06\x05\x2b\x81\x04\x00\x22"  # the curve in a certificate; with 0x68 before its end it is none
 INVITATION = Invitation("toy", {"rounds": "2"}, ("a", "b"), "", "")
 
 
@@ -122,3 +124,37 @@ def test_terms_are_the_servers_own(tmp_path):
     for invitation, run in forged:
         with pytest.raises(FederationError, match="not signed by this federation's server"):
             client.verify(invitation, run)
+
+
+@pytest.mark.parametrize("what", ["clients/0.pub", "ca.crt"])
+def test_keys_of_kinds_that_the_library_does_not_know_are_refused(what, tmp_path):
+    """A compressed point in a public key, and a certificate of another curve: the library raises errors of its own kinds."""
+    keys.init(tmp_path, 1)
+    if what == "ca.crt":
+        path = tmp_path / "client-0" / "ca.crt"
+        whole = path.read_text().splitlines()
+        blob = base64.b64decode("".join(whole[1:-1])).replace(P384, P384[:-2] + b"\x68\x22")
+        lines = [whole[0], base64.b64encode(blob).decode(), whole[-1]]
+        path.write_text("\n".join(lines) + "\n")
+        offered = keys.ServerKeys(tmp_path).sign(INVITATION, 7)
+        with pytest.raises(FederationError, match="not signed by this federation's server"):
+            keys.ClientKeys(tmp_path, 0).verify(offered, 7)
+        return
+    path = tmp_path / "server" / what
+    kind, blob = path.read_text().split()[:2]
+    damaged = base64.b64decode(blob).replace(b"nistp384\x00\x00\x00a\x04", b"nistp384\x00\x00\x00a\x02")
+    path.write_text(f"{kind} {base64.b64encode(damaged).decode()}\n")
+    with pytest.raises(FederationError, match="0.pub is not an elliptic-curve public key"):
+        keys.ServerKeys(tmp_path).clients()
+
+
+def test_a_certificate_of_an_unknown_version_is_refused(tmp_path):
+    """The version is the number after the tag a0 03 02 01."""
+    keys.init(tmp_path, 1)
+    offered = keys.ServerKeys(tmp_path).sign(INVITATION, 7)
+    whole = offered.certificate.splitlines()
+    blob = base64.b64decode("".join(whole[1 : whole.index("-----END CERTIFICATE-----")]))
+    damaged = base64.b64encode(blob.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x12", 1)).decode()
+    text = f"-----BEGIN CERTIFICATE-----\n{damaged}\n-----END CERTIFICATE-----\n"
+    with pytest.raises(FederationError, match="not signed by this federation's server"):
+        keys.ClientKeys(tmp_path, 0).verify(dataclasses.replace(offered, certificate=text), 7)

@@ -255,3 +255,12 @@ def test_a_site_that_is_slow_but_there_has_the_whole_deadline(tmp_path, slept):
     channel.fault = lambda client, n, packet: None if client == 1 else packet
     run_over(channel, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(quorum=2, deadline=500.0, grace=1.0))
     assert sum(slept) >= 500
+
+
+def test_a_full_disk_while_the_server_reports_ends_in_one_sentence(tmp_path):
+    """federation.log is a device that is always full; `writing` says so, as everywhere else."""
+    channel = FakeChannel(tmp_path / "sites", 3)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "federation.log").symlink_to("/dev/full")
+    with pytest.raises(RunError, match="federation.log: the disk is full; free some space"):
+        run_over(channel, toy_recipe(reproducible=True), tmp_path / "run")

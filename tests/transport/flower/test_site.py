@@ -368,3 +368,19 @@ def job_body(**changes) -> bytes:
     recipe = resolved(**changes)
     job = recipe.algorithm.jobs["train"]
     return encode(job.arguments(model=recipe.model.initial(Stream(("test",)))), job.arguments)
+
+
+def test_a_pinned_manifest_that_is_damaged_is_another_manifest(tmp_path):
+    site, offered = site_at(tmp_path / "site"), invitation_of(resolved())
+    for blob in ("{}", "[]", '{"digest": 7}'):
+        (tmp_path / "site" / "manifest.json").write_text(blob)
+        with pytest.raises(FederationError, match="the site accepts another after manifest.json is removed"):
+            site.agree(offered)
+
+
+def test_a_site_deletes_what_a_killed_write_left(tmp_path):
+    """Each such file may be as large as a model, and a site may be killed often."""
+    site = site_at(tmp_path / "site")
+    (tmp_path / "site" / ".1_0.state.abc.partial").write_bytes(b"half")
+    site.enrol(invitation_of(resolved()))
+    assert not list((tmp_path / "site").glob(".*.partial"))

@@ -11,6 +11,7 @@ import torch
 from effuse.core.algorithm import Job
 from effuse.core.errors import EffuseError, FederationError, QuorumError, shown
 from effuse.core.federation import Federation, Order
+from effuse.core.files import writing
 from effuse.core.visit import placed
 from effuse.core.watch import Seen, conspicuous, described
 from effuse.core.wire import decode, encode
@@ -120,7 +121,7 @@ class Flower(Federation):
 
     def _write(self, words: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        with open(self._log, "a") as file:
+        with writing(self._log), open(self._log, "a") as file:
             file.write(f"{stamp} {words}\n")
 
     def observed(self, where: str, seen: dict[int, Seen]) -> None:
@@ -278,7 +279,8 @@ class Flower(Federation):
                 self.roster.receive(ticket, packet)
             elif ticket in self._late:
                 self.report(self._late.pop(ticket))
-            elif pending is not None and (client := pending.tickets.pop(ticket)) in pending.waiting:
+            # a second reply to one order has no ticket left
+            elif pending is not None and (client := pending.tickets.pop(ticket, -1)) in pending.waiting:
                 self._receive(pending, client, packet)
         return collected
 

@@ -23,7 +23,7 @@ from effuse.core.errors import (
     shown,
 )
 from effuse.core.federation import Order
-from effuse.core.files import held, parsed, write_atomically, writing
+from effuse.core.files import clear_partial, held, parsed, write_atomically, writing
 from effuse.core.grammar import clip
 from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
@@ -143,7 +143,8 @@ class Site:
         recipe = self.offered(invitation)
         pinned = self.folder / "manifest.json"
         if pinned.exists():
-            known, offered = parsed(pinned.read_bytes(), pinned)["digest"], invitation.digest
+            found, offered = parsed(pinned.read_bytes(), pinned), invitation.digest
+            known = str(found.get("digest")) if isinstance(found, dict) else "that is damaged"
             if known != offered and self.consent.digest is not None:  # which `offered` has compared
                 self.report(f"--allow names another manifest than {known[:MIN_DIGITS]}, which was pinned; it is replaced")
                 pinned.unlink()
@@ -165,6 +166,7 @@ class Site:
         """Agree, and prepare the worker: data on the device, machine built."""
         recipe = self.agree(invitation)
         if self.worker is None:
+            clear_partial(self.folder)
             self.worker, self._carry_out = self._prepared(recipe, invitation)
         return Enrolment(self.client, self.session)
 
