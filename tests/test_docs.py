@@ -30,10 +30,12 @@ def started(command: list[str], folder: Path) -> str:
 
 
 def readme_lines() -> list[str]:
-    """Every `effuse` line of the README, in order."""
-    lines = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line.startswith("effuse ")]
-    assert len(lines) >= 7
-    return lines
+    """Every `effuse` line of the README and of the first steps, in order and each once."""
+    pages = ("README.md", "docs/index.md")
+    found = [line for page in pages for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = {line.partition("#")[0].strip(): line for line in found if line.startswith("effuse ")}
+    assert len(lines) >= 12
+    return list(lines.values())
 
 
 def called(arguments: list[str]) -> str:
@@ -87,15 +89,34 @@ def assert_same_results(output: dict[str, str], tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs/first/exports").rglob("*.png"))) == 200
 
 
+@pytest.mark.slow("trains and serves in a shell; other tests do the same in one process")
+def test_the_first_hour_works(tmp_path):
+    """Every block of the page in order, in one folder, with less training."""
+    page, done = (ROOT / "docs/first-hour.md").read_text(), []
+    little = " ".join(f"--set '{setting}'" for setting in LITTLE[:-1])
+    for language, block in re.findall(r"```(sh|python)\n(.*?)```", page, re.S):
+        if language == "python":
+            started([sys.executable, "-c", block], tmp_path)
+            continue
+        lines = [line for line in block.splitlines() if not line.startswith(". .venv")]
+        shorter = [re.sub(r"effuse (run|serve) (demo)", rf"effuse \1 \2 {little}", line) for line in lines]
+        done.append(started(["bash", "-c", "set -e; " + "\n".join(shorter)], tmp_path))
+    assert len(done) == 7 and len(list((tmp_path / "released/images").rglob("*.png"))) == 100
+    for made in ("runs/first/report.html", "first.html", "partition.html", "compared.html", "released/report.html"):
+        assert (tmp_path / made).stat().st_size > 1000, made
+    for run in ("runs/cut", "runs/served", "worth/run"):
+        assert (tmp_path / run / "result.json").exists(), run
+
+
 def test_the_readmes_make_targets_exist():
-    made = re.findall(r"^make (\w+)", "\n".join(blocks("README.md", "sh")), re.M)
-    assert made == ["demo", "test"]
+    made = re.findall(r"^make (\w+)", "\n".join(blocks("README.md", "sh") + blocks("docs/index.md", "sh")), re.M)
+    assert made == ["demo", "demo", "test"]
     for target in (*made, "setup"):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
 
 
-def test_the_readmes_python_runs(tmp_path):
-    for block in blocks("README.md", "python"):
+def test_the_first_steps_python_runs(tmp_path):
+    for block in blocks("docs/index.md", "python"):
         started([sys.executable, "-c", block], tmp_path)
 
 
