@@ -19,7 +19,7 @@ DECLARED = {
     Personal: {"local_only", "feddiffuse_ulatdec", "feddiffuse_udec", "fedproto_original"},
     Hierarchical: {"fedphd"},
     Discloses: {"fedcvae", "feddiff", "feddisco", "fedphd"},
-    Draws: {"aux_only", "class_means", "dense", "fedcvae", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
+    Draws: {"aux_only", "class_means", "dense", "fedcvae", "feddda", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
     Prepares: {"aux_only", "fedcvae", "fedddpm", "feddiff", "fedddpm_plus", "localaug"},
     Averages: {"centralised"},
     StopsEarly: {"fedddpm_plus"},
