@@ -97,7 +97,7 @@ def _wanted(arguments: list[str]) -> str | None:
 
 def menu() -> dict[str, tuple[str, str]]:
     """Every command with its module and what it does, from the first lines of the modules, none of which is imported."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         about = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
         if match := re.fullmatch(r"((?:`effuse \w+`(?: and )?)+): (.+)", about):

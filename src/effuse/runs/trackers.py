@@ -58,14 +58,14 @@ class TensorBoard(Sink):
     """Event files in RUN/tensorboard."""
 
     def __init__(self, module: Any) -> None:
-        self.module, self.writer = module, None
+        self.module = module
+        self.writer: Any = None
 
     def begin(self, folder: Path, config: Mapping[str, str]) -> None:
         self.writer = self.module.SummaryWriter(str(folder / "tensorboard"))
         self.writer.add_text("recipe", "  \n".join(f"`{key}={value}`" for key, value in config.items()))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        assert self.writer is not None
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
