@@ -1,6 +1,7 @@
 """Fixtures that run commands in this process: starting Python and torch for each call would take seconds."""
 
 import contextlib
+import importlib
 import io
 import json
 import shlex
@@ -10,7 +11,11 @@ from typing import NamedTuple
 import pytest
 from toy import toy_recipe
 
-from effuse.cli import main
+from effuse.cli import main, menu
+
+# a command is imported when it is first called; a test that has replaced something then would leave it so
+for command, _ in menu().values():
+    importlib.import_module(f"effuse.cli.{command}")
 
 # the demo, shortened for tests
 SHRUNK = (

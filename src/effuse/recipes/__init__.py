@@ -16,8 +16,8 @@ from effuse.core.build import build
 from effuse.core.errors import RecipeError, alike, nearest
 from effuse.core.grammar import Call, parse
 from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.recipe_file import SUFFIX, beside, read_recipe
 from effuse.core.table import Table
-from effuse.recipes.files import SUFFIX, beside, read_recipe
 
 
 @functools.cache

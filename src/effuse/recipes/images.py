@@ -23,7 +23,10 @@ DRAWN = 64  # images of an evaluation: enough for a grid, and drawn in a minute 
 
 
 def images(
-    path: str, side: Annotated[int, Field(ge=8)] = 64, channels: Annotated[int, Field(ge=1, le=3)] = 1, clients: int = 3
+    path: str = "images",
+    side: Annotated[int, Field(ge=8)] = 64,
+    channels: Annotated[int, Field(ge=1, le=3)] = 1,
+    clients: int = 3,
 ) -> Recipe:
     """A folder of your own images, of 28 to 128 pixels, with a subfolder for each class; cheap to evaluate."""
     if not SIDES[0] <= side <= SIDES[1]:

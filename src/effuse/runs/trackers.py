@@ -66,7 +66,6 @@ class TensorBoard(Sink):
         self.writer.add_text("recipe", "  \n".join(f"`{key}={value}`" for key, value in config.items()))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        assert self.writer is not None
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()

@@ -6,9 +6,9 @@ from typing import Any
 
 from effuse.core.errors import DataError, RunError
 from effuse.core.files import write_atomically
+from effuse.core.recipe_file import SUFFIX, written
 from effuse.data.folders import list_subfolders
 from effuse.data.images import read_image
-from effuse.recipes.files import SUFFIX, written
 from effuse.recipes.images import images
 
 CHOICES = (28, 32, 64, 128)
