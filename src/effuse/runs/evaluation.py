@@ -44,7 +44,7 @@ class Evaluator:
 
     def samples(self, model: Model) -> Images | None:
         """The samples that the metrics measure, drawn from the same noise in every round."""
-        n = wanted_samples(self.recipe)
+        n = self.recipe.evaluate.samples
         if self.recipe.sampler is None or not n:
             return None
         return self.bench.generate(model, n, self.recipe.sampler, stream=evaluation_stream(self.recipe.seed))
@@ -166,14 +166,9 @@ def in_turn(shares: list[Images]) -> Images:
     return Images(pixels, torch.stack(labels, dim=1).flatten() if labels else None)
 
 
-def wanted_samples(recipe: Recipe) -> int:
-    """The number of samples that the grid and every metric need."""
-    return max([recipe.evaluate.grid, *(m.samples for m in recipe.evaluate.metrics)])
-
-
 def shares_of(recipe: Recipe, clients: int) -> tuple[int, int]:
     """How many images each client adds to the pool, and how many it draws."""
-    wanted, arch = wanted_samples(recipe), recipe.model
+    wanted, arch = recipe.evaluate.samples, recipe.model
     share = -(-wanted // max(1, clients))  # before the first answer there are no owners
     if recipe.evaluate.personal == "each":
         return share, wanted

@@ -7,7 +7,20 @@ import numpy as np
 import pytest
 import torch
 from fake import EVERYONE, TWO_OF_THREE, FakeChannel, log_of, over, run_over
-from private_sites import BUDGET, PRIVATE, Killed, OwnData, invited, ledger_of, message_of, order, private, site_at, spent_by
+from private_sites import (
+    BUDGET,
+    PRIVATE,
+    Killed,
+    OwnData,
+    guarded_of,
+    invited,
+    ledger_of,
+    message_of,
+    order,
+    private,
+    site_at,
+    spent_by,
+)
 from toy import ALGORITHMS, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
@@ -105,8 +118,8 @@ def test_disclosed_counts_have_noise_from_the_cipher(tmp_path, monkeypatch):
     jobs = recipe.algorithm.jobs
     receipt, _ = site.perform(order(job="warm_up"), encode(jobs["warm_up"].arguments(arch=arch), jobs["warm_up"].arguments))
     snapshot = decode(receipt, Receipt).snapshot
-    upload = order(1, base=snapshot, job="upload"), encode(jobs["upload"].arguments(), jobs["upload"].arguments)
-    on_shapes = site._carry_out.__self__.rehearsal
+    upload = order(1, base=snapshot, job="upload", federated=0), encode(jobs["upload"].arguments(), jobs["upload"].arguments)
+    on_shapes = guarded_of(site).rehearsal
     monkeypatch.setattr(Stream, "numpy", lambda self: pytest.fail("keyed numbers at a real site"))
     monkeypatch.setattr(on_shapes, "perform", lambda *args: [on_shapes.on_release(None, r) for r in releases])
     monkeypatch.setattr(SecureNumbers, "normal", lambda self, loc, scale, size: n.append(scale) or np.full(size, 100.0))
@@ -164,7 +177,7 @@ def test_a_server_that_is_resumed_gets_the_replies_that_were_paid(tmp_path, monk
     with pytest.raises(Killed):
         run_over(channel, recipe, tmp_path / "run")
     for site in channel.sites.values():
-        site._carry_out.__self__.ledger.close()
+        guarded_of(site).ledger.close()
     channel = OwnData(tmp_path / "sites", 3)
     driver.resume(tmp_path / "run", served=over(channel, EVERYONE))
     assert sum(len(ledger_of(tmp_path / "sites" / str(k)).entries()) for k in range(3)) == 6, "three rounds of two"
