@@ -61,7 +61,7 @@ class Flower(Federation):
         self._expectation = Expectation(recipe, len(context.train.classes), self.report)
         self._images = most_images(terms.images, len(context.train))
         self._asking: OpenOrders | None = None  # the orders whose answer is being used
-        self._late: dict[str, str] = {}  # ticket -> what to report when it is answered
+        self._late: dict[str, tuple[int, str]] = {}  # ticket -> its client, and what to report when it is answered
         self._listed = 0.0  # when the connected nodes were last queried
 
     def __enter__(self) -> Self:
@@ -161,6 +161,7 @@ class Flower(Federation):
                 try:
                     reply, snapshot = self._read(pending, client, packet, messages[client])
                 except Exception as error:  # whatever a client sends, it costs no more than its own answer
+                    self._discard(client, packet.size)
                     self._reject(pending, client, _in_words(error))
                     continue
                 self._charge("up", client, reply, packet.size)
@@ -172,7 +173,7 @@ class Flower(Federation):
             for ticket, client in pending.tickets.items():
                 late = client in pending.waiting
                 which, why = ("answer", "came after the deadline") if late else ("second answer", "is not needed")
-                self._late[ticket] = f"client {client}'s {which} to {pending} {why} and is discarded"
+                self._late[ticket] = client, f"client {client}'s {which} to {pending} {why} and is discarded"
         self._check_quorum(pending)
 
     def reject(self, client: int, error: Exception) -> None:
@@ -262,7 +263,9 @@ class Flower(Federation):
             elif ticket in self.roster.tickets:
                 self.roster.receive(ticket, packet)
             elif ticket in self._late:
-                self.report(self._late.pop(ticket))
+                late, words = self._late.pop(ticket)
+                self._discard(late, packet.size)
+                self.report(words)
             elif pending is not None and (client := pending.tickets.pop(ticket)) in pending.waiting:
                 self._receive(pending, client, packet)
         return collected
@@ -284,10 +287,9 @@ class Flower(Federation):
             else:
                 self._inbox.put(_file_name(pending.orders[client]), packet)
             pending.arrived.add(client)
-        elif packet.kind == REFUSAL:
-            self._reject(pending, client, reason_of(packet))
         else:
-            self._reject(pending, client, unknown_kind(packet))
+            self._discard(client, packet.size)
+            self._reject(pending, client, reason_of(packet) if packet.kind == REFUSAL else unknown_kind(packet))
 
     def _reject(self, pending: OpenOrders, client: int, why: str) -> None:
         pending.arrived.discard(client)
