@@ -131,8 +131,11 @@ class Flower(Federation):
     ) -> Iterator[tuple[int, Any, str | None]]:
         # an algorithm may still ask clients that were shut out since
         orders = {k: order for k, order in orders.items() if k not in self.terms.shut_out}
-        for k in list(orders)[:1]:  # a job that is faulty in itself fails here, before an order goes out
-            self._expectation.of(job, messages[k], resumed=any(o.base for o in orders.values()))
+        resumed = any(o.base for o in orders.values())
+        sent = {id(messages[k]): messages[k] for k in orders}
+        # a job that is faulty in itself fails here, before an order goes out
+        limits = [self._expectation.of(job, message, resumed).limit for message in sent.values()]
+        self.channel.limit = max(limits, default=0) + 2 * HEAD_LIMIT
         bodies: dict[int, bytes] = {}  # a broadcast is encoded once, and stored and sent once by the transport
         for message in (messages[k] for k in orders):
             if id(message) not in bodies:
