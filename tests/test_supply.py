@@ -150,6 +150,8 @@ SKIPPED = ', {"name": "c", "skip_reason": "not on PyPI"}'
         (REPORT % ("", SKIPPED), 2, "c: not checked, not on PyPI\n2 packages checked, 0 known weaknesses"),
         ("", 2, "the list of known weaknesses could not be reached, so nothing was checked: no route to host"),
         ('{"dependencies": null}', 2, "could not be reached"),
+        ('{"dependencies": []}', 2, "nothing was checked: it named no package"),
+        ('{"dependencies": [{"name": "c", "skip_reason": "not on PyPI"}]}', 2, "nothing was checked: not on PyPI"),
     ],
 )
 def test_an_audit_says_when_it_knows_nothing(printed, code, sentence, tmp_path):

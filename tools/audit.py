@@ -31,6 +31,10 @@ def main(pip_audit: str, requirements: str) -> int:
         print(f"the list of known weaknesses could not be reached, so nothing was checked: {why}")
         return UNREACHED
     skipped = [package for package in found if "skip_reason" in package]
+    if len(skipped) == len(found):  # as where the index is a mirror without PyPI's list
+        why = skipped[0]["skip_reason"] if skipped else "it named no package"
+        print(f"the list of known weaknesses could not be reached, so nothing was checked: {why}")
+        return UNREACHED
     weak = [(package, weakness) for package in found for weakness in package.get("vulns", ())]
     for package in skipped:
         print(f"{package['name']}: not checked, {package['skip_reason']}")
@@ -38,7 +42,7 @@ def main(pip_audit: str, requirements: str) -> int:
         fixed = ", ".join(weakness["fix_versions"]) or "no version yet"
         print(f"{package['name']} {package['version']}: {weakness['id']}, mended in {fixed}")
     print(f"{len(found) - len(skipped)} packages checked, {len(weak)} known weaknesses")
-    return SOME if weak else UNREACHED if skipped or not found else NONE
+    return SOME if weak else UNREACHED if skipped else NONE
 
 
 if __name__ == "__main__":
