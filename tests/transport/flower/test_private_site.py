@@ -24,12 +24,16 @@ from private_sites import (
 from toy import ALGORITHMS, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.feddiff import FedDiffUpload
 from effuse.core.errors import RecipeError
 from effuse.core.noise import KeyedNoise
 from effuse.core.privacy import Release
+from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream, stream
+from effuse.core.solvers import Adam
 from effuse.core.wire import decode, encode
+from effuse.data.sources import Elsewhere
 from effuse.privacy.noise import SecureNoise, SecureNumbers
 from effuse.runs import driver
 from effuse.transport.flower.site import Consent, Site
@@ -193,3 +197,15 @@ def test_what_no_site_would_train_privately_is_refused_before_anyone_waits(tmp_p
         with pytest.raises(RecipeError, match=why):
             run_over(channel, recipe, tmp_path / "run")
     assert not channel.opened and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("privately", [False, True])
+def test_a_server_without_images_counts_steps(privately, tmp_path):
+    """`effuse serve` with `data=elsewhere(...)` and a solver with `steps=` divides by no number of images: it has none."""
+    data = Elsewhere(side=4, channels=1, classes=("dark", "light"))
+    made = private if privately else toy_recipe
+    recipe = made(
+        algorithm=FedAvg(local=Adam(lr=1e-2, batch=8, steps=3)), data=data, evaluate=Evaluate(grid=0), sampler=None
+    )
+    result = run_over(OwnData(tmp_path / "sites", 3), recipe, tmp_path / "run")
+    assert result.rounds == 2
