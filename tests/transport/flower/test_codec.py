@@ -56,7 +56,7 @@ def test_no_more_is_fetched_than_an_answer_may_have():
 
 
 def test_parts_are_counted_before_any_is_fetched(monkeypatch):
-    """10 MiB may come in two parts of 5 MiB and 64 small ones; in parts of 64 KiB they are 160."""
+    """10 MiB may come in two parts of 5 MiB and 16 small ones; in parts of 64 KiB they are 160."""
     from flwr.app.message import array
 
     monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1 << 16)
@@ -66,4 +66,4 @@ def test_parts_are_counted_before_any_is_fetched(monkeypatch):
     with pytest.raises(FederationError, match=r"its upload has \d+ parts, and an answer of 10,485,760 bytes has fewer"):
         pull(endpoint, 0, tree, 1.0, len(BODY))
     assert fetched == [] and len(confirmed) == 1
-    assert (PIECE, SMALL) == (5 << 20, 64)
+    assert (PIECE, SMALL) == (5 << 20, 16)

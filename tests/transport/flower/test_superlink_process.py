@@ -78,6 +78,6 @@ def test_the_token_does_not_tell_the_secret():
     ],
 )
 def test_a_sites_call_has_a_limited_length_before_it_is_read(headers, answer):
-    """The limit is 16 MiB, and nothing is read where more is declared. The operator's own calls have no limit."""
+    """The limit is 8 MiB, and nothing is read where more is declared. The operator's own calls have no limit."""
     assert status("/v1/fleet/push-object", *headers) == status("/health", *headers) == answer
     assert status("/v1/fleet/push-object", *headers, (OPERATOR, TOKEN)) == 200

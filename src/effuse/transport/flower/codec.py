@@ -25,7 +25,7 @@ from effuse.core.errors import FederationError
 from effuse.transport.flower.messages import UNDELIVERED, Packet
 
 PIECE = 5 << 20  # bytes of a packet's body in one part, as Flower cuts it
-SMALL = 64  # parts of a packet beside those
+SMALL = 16  # parts of a packet beside those
 RETRY, SLOWEST_RETRY = 0.05, 0.5  # seconds between queries for a part that is still being uploaded
 
 
