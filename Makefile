@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo lint test test-all test-flower test-faults test-fuzz bundle test-bundle test-gpu clean
+.PHONY: setup demo lint test test-all test-flower test-faults test-fuzz bundle test-bundle test-gpu lock check-lock sbom audit clean
 
 setup: .venv/ready
 
@@ -55,5 +55,31 @@ test-bundle: setup
 test-gpu:
 	python3 -m pytest tests_gpu
 
+# writes deploy/requirements.lock, the container's packages by hash; needs PyPI
+lock: setup
+	$(BIN)/python tools/lock.py
+
+# fails unless the lock is what constraints.txt leads to, and pip accepts every wheel in it; needs downloads
+check-lock: setup
+	$(BIN)/python tools/lock.py --check
+	$(BIN)/python -m pip download --quiet --no-deps --require-hashes --only-binary :all: --python-version 3.12 \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		-r deploy/requirements.lock -d build/locked
+
+# tools that look at .venv from outside, so that it holds nothing of theirs
+.venv-audit/ready:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 pip-audit==2.10.1
+	touch $@
+
+# what is installed, as CycloneDX JSON: build/sbom.json
+sbom: setup .venv-audit/ready
+	mkdir -p build
+	.venv-audit/bin/cyclonedx-py environment --output-reproducible --output-format JSON --output-file build/sbom.json $(BIN)/python
+
+# known weaknesses of what is pinned; says so where the list of weaknesses cannot be reached
+audit: .venv-audit/ready
+	$(PYTHON) tools/audit.py .venv-audit/bin/pip-audit constraints.txt
+
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv .venv-audit build dist src/*.egg-info

@@ -135,6 +135,16 @@ def test_filters_see_the_same_images(tmp_path):
 
 
 @ITSELF
+def test_hostile_clients_are_refused_or_named():
+    """One round, two rules: minus the model is accepted and named by the log, a weight of 1e300 is refused."""
+    rows = {(row["rule"], row["attack"]): row for row in measured("hostile.py")["rows"]}
+    assert rows.keys() == {(rule, attack) for rule in ("mean", "median") for attack in ("minus", "1e300")}
+    for (_, attack), row in rows.items():
+        assert (row["refused"], row["named"]) == ((1.0, None) if attack == "1e300" else (0.0, 1.0)) and row["blamed"] == 0
+        assert 0 < row["lowest"] <= row["accuracy"] <= row["highest"] < 1
+
+
+@ITSELF
 def test_two_checkouts_train_in_turns():
     """This checkout beside itself."""
     here = str(ROOT.parent)

@@ -125,6 +125,7 @@ def test_the_first_steps_python_runs(tmp_path):
     [
         "README.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
     ],
 )

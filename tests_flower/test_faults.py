@@ -163,7 +163,7 @@ def test_wrong_answers_are_rejected_and_the_rounds_go_on(deployment):
     assert result.rounds == 5
     log = deployment.printed("run/federation.log")
     shape = "'up.bias' has the shape (7,), not (1,)"
-    reasons = ("non-finite number", shape, "'up.bias' is missing", "unknown type 'gossip'", "over its limit")
+    reasons = ("non-finite number", shape, "'up.bias' is missing", "unknown type 'gossip'", "over the limit")
     for t, reason in enumerate(reasons):
         lines = [line for line in log.splitlines() if f"round {t}, job 'train': client 1's answer is rejected: " in line]
         assert len(lines) == 1 and reason in lines[0], log

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from effuse.core.grid import MARGIN, TITLE, grid_array, too_young
 from effuse.core.metric import Images
 from effuse.data.sources import Digits
-from effuse.core.grid import MARGIN, TITLE, grid_array, too_young
 
 
 def grey(classes: int, each: int, side: int = 64) -> Images:

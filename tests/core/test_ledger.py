@@ -114,3 +114,17 @@ def test_a_saved_ledger_is_restored_as_it_was():
     other.restore(json.loads(json.dumps(ledger.saved())))
     assert other.report() == ledger.report() and other.total == ledger.total
     assert other.close()["bytes"]["total"] == 0, "the interrupted round is not counted twice"
+
+
+def test_what_was_discarded_is_counted_apart():
+    """Two uploads of 120 and 7 bytes that were not used: no parameters, and nothing of the sums of what was."""
+    ledger = Ledger("fp32")
+    ledger.charge(account(), PARCEL, wire_bytes=120)
+    ledger.discard(account(), 120)
+    ledger.discard(account(client=7), 7)
+    other = Ledger("fp32")
+    other.restore(json.loads(json.dumps(ledger.saved())))
+    for report in (ledger.close(), ledger.report()[TRAINING], other.report()[TRAINING]):
+        assert report["discarded"] == {"messages": 2, "wire_bytes": 127}
+        assert report["messages"]["total"] == 1 and report["wire_bytes"]["total"] == 120
+    assert "discarded" not in ledger.close()

@@ -324,6 +324,10 @@ class Federation(ABC):
     def _charge(self, direction: str, client: int, what: Any, wire_bytes: int = 0) -> None:
         self.ledger.charge(Account(self._column, self.link, direction, client), what, wire_bytes)
 
+    def _discard(self, client: int, wire_bytes: int) -> None:
+        """Charge an upload that is not used."""
+        self.ledger.discard(Account(self._column, self.link, "up", client), wire_bytes)
+
     def _arguments(self, job: Job, arguments: dict[str, Any]) -> Any:
         try:
             return job.arguments(**arguments)

@@ -8,6 +8,7 @@ from effuse.core.visit import each_params
 
 QUANTITIES = ("parameters", "bytes", "wire_bytes", "messages")
 DIRECTIONS = ("up", "down")
+DISCARDED = "discarded"  # the direction of uploads that the server rejected, or that came too late
 TRAINING, EVALUATION = "training", "evaluation"
 CLIENT_SERVER, CLIENT_EDGE, EDGE_CLOUD = "client-server", "client-edge", "edge-cloud"
 
@@ -17,7 +18,7 @@ class Account(NamedTuple):
 
     column: str  # training or evaluation
     link: str  # client-server, or client-edge and edge-cloud in a tree
-    direction: str
+    direction: str  # up, down or discarded
     client: int  # between edge and cloud: the edge
 
 
@@ -49,6 +50,10 @@ class Ledger:
         for book in (self.total, self.round):
             book.setdefault(account, Counter()).update(entry)
 
+    def discard(self, account: Account, wire_bytes: int) -> None:
+        """Count an upload that was not used, and perhaps not read."""
+        self.charge(account._replace(direction=DISCARDED), None, wire_bytes)
+
     def close(self) -> dict[str, Any]:
         """The report of the round that ends here."""
         report = summary(self.round, TRAINING)
@@ -78,8 +83,12 @@ def summary(book: dict[Account, Counter[str]], column: str) -> dict[str, Any]:
     clients: dict[int, dict[str, int]] = {}
     edges: dict[int, dict[str, int]] = {}
     totals: dict[str, Counter[str]] = {d: Counter() for d in DIRECTIONS}
+    discarded: Counter[str] = Counter()
     for account, entry in book.items():
         if account.column != column:
+            continue
+        if account.direction == DISCARDED:
+            discarded.update(entry)
             continue
         totals[account.direction].update(entry)
         links.setdefault(account.link, {d: Counter() for d in DIRECTIONS})[account.direction].update(entry)
@@ -91,6 +100,8 @@ def summary(book: dict[Account, Counter[str]], column: str) -> dict[str, Any]:
         report[quantity] = {"up": up, "down": down, "total": up + down}
     report["links"] = {k: {d: {q: v[d][q] for q in QUANTITIES} for d in DIRECTIONS} for k, v in sorted(links.items())}
     report["clients"] = {str(k): clients[k] for k in sorted(clients)}
+    if discarded:
+        report["discarded"] = {"messages": discarded["messages"], "wire_bytes": discarded["wire_bytes"]}
     if edges:
         report["edges"] = {str(e): edges[e] for e in sorted(edges)}
     return report

@@ -40,6 +40,11 @@ class Evaluate(Spec):
     metrics: tuple[Metric, ...] = ()
     personal: Literal["each", "pooled"] = "each"  # clients' models: each one and their pooled samples, or the pool only
 
+    @property
+    def samples(self) -> int:
+        """The number of samples that the grid and every metric need."""
+        return max([self.grid, *(metric.samples for metric in self.metrics)])
+
 
 @spec
 class Recipe(Spec):

@@ -92,7 +92,7 @@ class Solver(Spec, ABC):
 
     def rate_on(self, units: int) -> float:
         """The share of the units in a private step, q."""
-        return 1 / math.ceil(units / self.batch)
+        return 1 / max(1, math.ceil(units / self.batch))  # a server without images counts none
 
     def images_on(self, size: int) -> int:
         """How many images a fit on `size` images processes; the last batch of an epoch may be smaller."""

@@ -45,7 +45,7 @@ class Evaluator:
 
     def samples(self, model: Model) -> Images | None:
         """The samples that the metrics measure, drawn from the same noise in every round."""
-        n = wanted_samples(self.recipe)
+        n = self.recipe.evaluate.samples
         if self.recipe.sampler is None or not n:
             return None
         return self.bench.generate(model, n, self.recipe.sampler, stream=evaluation_stream(self.recipe.seed))
@@ -201,14 +201,9 @@ def in_turn(shares: list[Images]) -> Images:
     return Images(pixels, torch.stack(labels, dim=1).flatten() if labels else None)
 
 
-def wanted_samples(recipe: Recipe) -> int:
-    """The number of samples that the grid and every metric need."""
-    return max([recipe.evaluate.grid, *(m.samples for m in recipe.evaluate.metrics)])
-
-
 def evaluation_calls(recipe: Recipe, owners: int = 0, averaged: bool = False) -> int:
     """The network evaluations of one evaluation: of the delivered model, or of the models of so many owners."""
-    if recipe.sampler is None or not (n := wanted_samples(recipe)):
+    if recipe.sampler is None or not (n := recipe.evaluate.samples):
         return 0
     if isinstance(recipe.algorithm, Personal):
         n = owners * shares_of(recipe, owners)[1]
@@ -217,7 +212,7 @@ def evaluation_calls(recipe: Recipe, owners: int = 0, averaged: bool = False) ->
 
 def shares_of(recipe: Recipe, clients: int) -> tuple[int, int]:
     """How many images each client adds to the pool, and how many it draws."""
-    wanted, arch = wanted_samples(recipe), recipe.model
+    wanted, arch = recipe.evaluate.samples, recipe.model
     share = -(-wanted // max(1, clients))  # before the first answer there are no owners
     if recipe.evaluate.personal == "each":
         return share, wanted

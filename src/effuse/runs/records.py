@@ -47,6 +47,7 @@ class Traffic(Record):
     links: Mapping[str, Mapping[str, Mapping[str, int]]]  # by link, direction and quantity
     clients: Mapping[str, Mapping[str, int]] | None = None  # bytes by client and direction; only in a round's record
     edges: Mapping[str, Mapping[str, int]] | None = None  # the same by edge, if there are edges
+    discarded: Mapping[str, int] | None = None  # uploads that were rejected or late: how many, and their wire bytes
     evaluation: "Traffic | None" = None  # what an evaluation of this round sent
 
 

@@ -2,16 +2,19 @@
 
 import dataclasses
 import types
+from collections.abc import Iterator
 from typing import Any, get_args
 
+from effuse.core.algorithm import Job
 from effuse.core.errors import EffuseError
 from effuse.core.ledger import EVALUATION, TRAINING, Account
-from effuse.core.message import is_message, message_hints
+from effuse.core.message import claims, is_message, message_hints
 from effuse.core.model import Model
+from effuse.core.recipe import Recipe
 from effuse.fast import machine_for
 from effuse.tools.check import rehearse
 from effuse.tools.effort import effort
-from effuse.transport.flower.guarded import spending
+from effuse.transport.flower.guarded import disclosures, spending
 from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Site
 from effuse.transport.refusals import hollow_model
@@ -24,12 +27,18 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
     shard = site.shard(recipe, invitation.classes)
     fed = Rehearsal(recipe, [shard] * recipe.clients)
     model = hollow_model(recipe)
+    weights: dict[Any, set[float]] = {}
+    fed.on_reply = lambda client, reply: weights.setdefault(type(reply), set()).add(getattr(reply, "weight", 1.0))
     _, _, _, _, client_bytes = rehearse(recipe, fed, model)
     lines = [f"manifest {invitation.name}@{invitation.digest}", *(f"  {k}={v}" for k, v in invitation.recipe.items())]
     lines.append(f"client {site.client} would train on {site.counted(shard)}")
     lines.append(f"what would leave this site (client {site.client}, {len(shard)} images here) in {recipe.rounds} rounds:")
     for name, job in recipe.algorithm.jobs.items():
         lines.append(f"  job '{name}' answers with {described(job.returns)}")
+        lines += [
+            f"    {line}"
+            for line in disclosed(recipe, job, len(shard) if len(shard) in weights.get(job.returns, ()) else None)
+        ]
     for column, why in ((TRAINING, "to train"), (EVALUATION, "to evaluate")):
         sent = fed.ledger.total.get(Account(column, fed.link, "up", site.client))
         if sent:
@@ -45,10 +54,27 @@ def what_leaves(site: Site, invitation: Invitation) -> list[str]:
             ledger.foresee("this run", planned.releases(site.client))
         except EffuseError as error:
             lines.append(f"this site would refuse it: {error}")
+    lines.append(
+        "if this site refuses terms or an order, it says why: the size, channels and number of classes of the images, or "
+        "what its budget allows; of an error about files or labels it tells the kind"
+    )
     randomness = "known to the server" if recipe.reproducible else "mixed with this site's secret"
     lines.append(f"nothing else leaves, neither images nor their names; this site's randomness is {randomness}")
     lines.append(effort(recipe, shard, fed, client_bytes, model, machine_for(recipe, site.device)))
     return lines
+
+
+def disclosed(recipe: Recipe, job: Job, images: int | None) -> Iterator[str]:
+    """What the numbers of an answer tell of the images here."""
+    if images is not None:
+        yield f"its `weight` tells the server the number of images here, {images:,}"
+    noise = " and ".join(map(str, disclosures(recipe)))
+    for name in claims(job.returns):
+        if recipe.budget is not None:
+            how = "with noise, within the budget"
+        else:
+            how = f"with the noise of {noise}" if noise else "exactly"
+        yield f"its `{name}` tells the server the numbers of images here, {how}"
 
 
 def described(hint: Any) -> str:

@@ -14,7 +14,7 @@ from effuse.core.rng import Stream
 from effuse.core.wire import encode
 from effuse.privacy.accountant import epsilon_of
 from effuse.privacy.ledger import Ledger
-from effuse.transport.flower.guarded import Limit
+from effuse.transport.flower.guarded import Guarded, Limit
 from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.site import Consent, Site
 
@@ -49,13 +49,18 @@ def invited(site, recipe) -> Site:
     return site
 
 
+def guarded_of(site) -> Guarded:
+    """What carries out a private site's orders, once they are known to be of its course."""
+    return site._carry_out.__self__.carry_out.__self__
+
+
 def message_of(recipe, seed="test") -> bytes:
     job = recipe.algorithm.jobs["train"]
     return encode(job.arguments(model=recipe.model.initial(Stream((seed,)))), job.arguments)
 
 
-def order(t=0, client=0, base=None, durable="", job="train") -> bytes:
-    return encode(Order(job, t, t, 0, client, base, durable), Order)
+def order(t=0, client=0, base=None, durable="", job="train", federated=None) -> bytes:
+    return encode(Order(job, t, t if federated is None else federated, 0, client, base, durable), Order)
 
 
 def ledger_of(folder, recipe=None, run="") -> Ledger:

@@ -7,16 +7,33 @@ import numpy as np
 import pytest
 import torch
 from fake import EVERYONE, TWO_OF_THREE, FakeChannel, log_of, over, run_over
-from private_sites import BUDGET, PRIVATE, Killed, OwnData, invited, ledger_of, message_of, order, private, site_at, spent_by
+from private_sites import (
+    BUDGET,
+    PRIVATE,
+    Killed,
+    OwnData,
+    guarded_of,
+    invited,
+    ledger_of,
+    message_of,
+    order,
+    private,
+    site_at,
+    spent_by,
+)
 from toy import ALGORITHMS, toy_recipe
 
 from effuse.algorithms.centralised import Centralised
+from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.feddiff import FedDiffUpload
 from effuse.core.errors import RecipeError
 from effuse.core.noise import KeyedNoise
 from effuse.core.privacy import Release
+from effuse.core.recipe import Evaluate
 from effuse.core.rng import Stream, stream
+from effuse.core.solvers import Adam
 from effuse.core.wire import decode, encode
+from effuse.data.sources import Elsewhere
 from effuse.privacy.noise import SecureNoise, SecureNumbers
 from effuse.runs import driver
 from effuse.transport.flower.site import Consent, Site
@@ -105,8 +122,8 @@ def test_disclosed_counts_have_noise_from_the_cipher(tmp_path, monkeypatch):
     jobs = recipe.algorithm.jobs
     receipt, _ = site.perform(order(job="warm_up"), encode(jobs["warm_up"].arguments(arch=arch), jobs["warm_up"].arguments))
     snapshot = decode(receipt, Receipt).snapshot
-    upload = order(1, base=snapshot, job="upload"), encode(jobs["upload"].arguments(), jobs["upload"].arguments)
-    on_shapes = site._carry_out.__self__.rehearsal
+    upload = order(1, base=snapshot, job="upload", federated=0), encode(jobs["upload"].arguments(), jobs["upload"].arguments)
+    on_shapes = guarded_of(site).rehearsal
     monkeypatch.setattr(Stream, "numpy", lambda self: pytest.fail("keyed numbers at a real site"))
     monkeypatch.setattr(on_shapes, "perform", lambda *args: [on_shapes.on_release(None, r) for r in releases])
     monkeypatch.setattr(SecureNumbers, "normal", lambda self, loc, scale, size: n.append(scale) or np.full(size, 100.0))
@@ -164,7 +181,7 @@ def test_a_server_that_is_resumed_gets_the_replies_that_were_paid(tmp_path, monk
     with pytest.raises(Killed):
         run_over(channel, recipe, tmp_path / "run")
     for site in channel.sites.values():
-        site._carry_out.__self__.ledger.close()
+        guarded_of(site).ledger.close()
     channel = OwnData(tmp_path / "sites", 3)
     driver.resume(tmp_path / "run", served=over(channel, EVERYONE))
     assert sum(len(ledger_of(tmp_path / "sites" / str(k)).entries()) for k in range(3)) == 6, "three rounds of two"
@@ -180,3 +197,15 @@ def test_what_no_site_would_train_privately_is_refused_before_anyone_waits(tmp_p
         with pytest.raises(RecipeError, match=why):
             run_over(channel, recipe, tmp_path / "run")
     assert not channel.opened and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("privately", [False, True])
+def test_a_server_without_images_counts_steps(privately, tmp_path):
+    """`effuse serve` with `data=elsewhere(...)` and a solver with `steps=` divides by no number of images: it has none."""
+    data = Elsewhere(side=4, channels=1, classes=("dark", "light"))
+    made = private if privately else toy_recipe
+    recipe = made(
+        algorithm=FedAvg(local=Adam(lr=1e-2, batch=8, steps=3)), data=data, evaluate=Evaluate(grid=0), sampler=None
+    )
+    result = run_over(OwnData(tmp_path / "sites", 3), recipe, tmp_path / "run")
+    assert result.rounds == 2

@@ -97,15 +97,22 @@ BAD = {  # the answer, and why it is rejected
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_answer_is_rejected_with_a_reason_and_the_round_continues(kind, tmp_path):
-    """The weights are those of a run in which client 1 is silent in round 1."""
+    """The weights are those of a run in which client 1 is silent in round 1. Its bytes are counted as discarded."""
     change, reason = BAD[kind]
     recipe = toy_recipe(rounds=3, reproducible=True, algorithm=ToyStateful(local=ADAM))
-    digests = []
-    for name, fault in (("bad", in_second_answer(change)), ("silent", in_second_answer(lambda packet: None))):
+    digests, sizes = [], []
+
+    def changed(packet):
+        sizes.append((made := change(packet)).size)
+        return made
+
+    for name, fault in (("bad", in_second_answer(changed)), ("silent", in_second_answer(lambda packet: None))):
         channel = FakeChannel(tmp_path / name / "sites", 3)
         channel.fault = fault
         digests.append(run_over(channel, recipe, tmp_path / name / "run", TWO_OF_THREE).weights_sha256)
     assert digests[0] == digests[1]
+    discarded = [record.traffic.discarded for record in RunFolder(tmp_path / "bad" / "run").records()]
+    assert discarded == [None, {"messages": 1, "wire_bytes": sizes[0]}, None]
     assert re.search(f"round 2, job 'train': client 1's answer is rejected: .*{reason}", log_of(tmp_path / "bad" / "run"))
     undisturbed = driver.run(recipe, tmp_path / "undisturbed").weights_sha256
     assert undisturbed != digests[0]
@@ -124,7 +131,7 @@ def test_a_client_that_claims_another_state_while_being_evaluated_is_left_out(tm
 def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
     """Client 1's answer of round 1 comes during round 2: it is not used, and client 1 goes on from its state of round 0."""
     recipe = toy_recipe(rounds=4, reproducible=True, algorithm=ToyStateful(local=ADAM))
-    results = {}
+    results, sizes, came = {}, {}, []
     for name in ("late", "never"):
         channel = FakeChannel(tmp_path / name / "sites", 3)
         late: list[Packet] = []
@@ -134,6 +141,7 @@ def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
                 late.append(packet)
                 return None
             if late and name == "late" and channel.fed._late:  # an answer of the next round
+                came.append(late[0].size)
                 channel.held.append((next(iter(channel.fed._late)), late.pop()))
             return packet
 
@@ -146,6 +154,9 @@ def test_a_late_answer_is_discarded_and_its_clients_state_rolls_back(tmp_path):
         results[name] = driver.run(recipe, tmp_path / name / "run", served=engine)
         snapshots = {p.stem for p in (tmp_path / name / "sites" / "1").glob("*.state")}
         assert "3_0" in snapshots and "1_0" not in snapshots
+        sizes[name] = [record.traffic.discarded for record in RunFolder(tmp_path / name / "run").records()]
+    assert sizes["never"] == [None] * 4 and results["never"].traffic.discarded is None
+    assert [d for d in sizes["late"] if d] == [results["late"].traffic.discarded] == [{"messages": 1, "wire_bytes": came[0]}]
     assert results["late"].weights_sha256 == results["never"].weights_sha256
     report = "client 1's answer to round 2, job 'train' came after the deadline and is discarded"
     assert report in log_of(tmp_path / "late" / "run")

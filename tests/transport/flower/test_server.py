@@ -225,7 +225,7 @@ def test_a_site_that_is_gone_costs_its_grace_once_and_no_deadline(tmp_path, slep
 
 @pytest.mark.parametrize("quorum", [None, 3])
 def test_a_site_that_is_needed_is_waited_for(quorum, tmp_path, slept):
-    """It is gone for 100 seconds, far more than the grace, and the round waits: without it there are too few answers."""
+    """It is gone for 20 seconds, far more than the grace, and the round waits: without it there are too few answers."""
     channel = FakeChannel(tmp_path / "sites", 3)
     left = []
 
@@ -239,7 +239,7 @@ def test_a_site_that_is_needed_is_waited_for(quorum, tmp_path, slept):
     nodes = channel.nodes
 
     def listed():
-        if left and 101 in channel.away and sum(slept) - left[0] > 100:
+        if left and 101 in channel.away and sum(slept) - left[0] > 20:
             channel.come_back(1)
         return nodes()
 
@@ -253,8 +253,8 @@ def test_a_site_that_is_needed_is_waited_for(quorum, tmp_path, slept):
 def test_a_site_that_is_slow_but_there_has_the_whole_deadline(tmp_path, slept):
     channel = FakeChannel(tmp_path / "sites", 3)
     channel.fault = lambda client, n, packet: None if client == 1 else packet
-    run_over(channel, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(quorum=2, deadline=500.0, grace=1.0))
-    assert sum(slept) >= 500
+    run_over(channel, toy_recipe(rounds=1, reproducible=True), tmp_path / "run", Terms(quorum=2, deadline=20.0, grace=1.0))
+    assert sum(slept) >= 20
 
 
 def test_a_full_disk_while_the_server_reports_ends_in_one_sentence(tmp_path):

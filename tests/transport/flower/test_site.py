@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from toy import ADAM, ToyImages, ToyUnet, toy_recipe
 
+from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.feddifrc import FedDifRC
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.shared.guides import Encoder
@@ -22,6 +23,7 @@ from effuse.models import pretrained
 from effuse.models.pretrained import FromPretrained
 from effuse.models.resnet import Cnn
 from effuse.models.unet import Unet
+from effuse.privacy.histogram import Laplace
 from effuse.runs import driver
 from effuse.runs.folder import RunFolder
 from effuse.tasks.classify import Classify
@@ -299,6 +301,23 @@ def test_a_dry_run_shows_what_would_leave_and_agrees_with_the_rehearsal(tmp_path
     assert not (tmp_path / "manifest.json").exists()  # a dry run agrees to nothing
 
 
+def test_a_dry_run_says_what_weights_counts_and_refusals_tell(tmp_path):
+    """Four toy pictures of each class; with uniform weights nothing tells their number but FedPhD's counts."""
+
+    def shown(**changes):
+        own = pictures(tmp_path / f"{len(list(tmp_path.iterdir()))}", ["light", "dark"])
+        return "\n".join(what_leaves(site_at(tmp_path / "site", data=own), invitation_of(resolved(**changes))))
+
+    number = "its `weight` tells the server the number of images here, 8"
+    assert number in shown() and number not in shown(algorithm=FedAvg(local=ADAM, weights="uniform"))
+    counted = "its `counts` tells the server the numbers of images here, "
+    assert counted not in shown()
+    assert f"{counted}exactly" in shown(algorithm=FedPhD(local=ADAM, variant="none"))
+    noisy = FedPhD(local=ADAM, variant="none", histogram=Laplace(epsilon=0.5))
+    assert f"{counted}with the noise of laplace(epsilon=0.5)" in shown(algorithm=noisy)
+    assert "says why: the size, channels and number of classes of the images" in shown()
+
+
 def test_a_site_shows_how_many_images_of_each_class_take_part_and_how_many_do_not(tmp_path):
     """Five pictures of `light`, the federation's second class, and none of its first; one is held out, four take part."""
     recipe = resolved(model=Unet(widths=(8,), layers=1, attention=(), groups=4, conditional=True))
@@ -358,9 +377,9 @@ def test_an_error_about_an_order_is_disclosed_without_paths(tmp_path):
     )
     site.enrol(invitation_of(resolved()))
     with pytest.raises(FederationError) as missing:
-        site.perform(encode(Order("train", 3, 3, 0, 0, "2_0", "2_0"), Order), job_body())
+        site.perform(encode(Order("train", 1, 1, 0, 0, "0_0", "0_0"), Order), job_body())
     assert "hospital" in str(missing.value) and "hospital" not in site.disclosed(missing.value)
-    assert "client folder its folder has no snapshot '2_0'" in site.disclosed(missing.value)
+    assert "client folder its folder has no snapshot '0_0'" in site.disclosed(missing.value)
 
 
 def job_body(**changes) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from effuse.transport.flower.superlink_process import OPERATOR, OnlySites, token
+from effuse.transport.flower.superlink_process import LARGEST, OPERATOR, OnlySites, token
 
 TOKEN = token(b"s" * 32)
 
@@ -61,3 +61,23 @@ def test_no_other_protocol_is_spoken():
 
 def test_the_token_does_not_tell_the_secret():
     assert "s" not in TOKEN and len(TOKEN) == 128 and token(b"s" * 32) == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("headers", "answer"),
+    [
+        ((), 200),
+        ((("content-length", "0"),), 200),
+        ((("content-length", str(LARGEST)),), 200),
+        ((("content-length", str(LARGEST + 1)),), 413),
+        ((("content-length", "1500000000"),), 413),
+        ((("content-length", "9" * 400),), 413),
+        ((("content-length", "-1"),), 413),
+        ((("content-length", "1"), ("content-length", "2")), 413),
+        ((("transfer-encoding", "chunked"),), 413),
+    ],
+)
+def test_a_sites_call_has_a_limited_length_before_it_is_read(headers, answer):
+    """The limit is 8 MiB, and nothing is read where more is declared. The operator's own calls have no limit."""
+    assert status("/v1/fleet/push-object", *headers) == status("/health", *headers) == answer
+    assert status("/v1/fleet/push-object", *headers, (OPERATOR, TOKEN)) == 200

@@ -21,8 +21,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 
+from effuse.core.errors import FederationError
 from effuse.transport.flower.messages import UNDELIVERED, Packet
 
+PIECE = 5 << 20  # bytes of a packet's body in one part, as Flower cuts it
+SMALL = 16  # parts of a packet beside those
 RETRY, SLOWEST_RETRY = 0.05, 0.5  # seconds between queries for a part that is still being uploaded
 
 
@@ -68,18 +71,41 @@ def push(endpoint: Endpoint, run: int, message: Message, request: Callable[[Any,
     return str(message.metadata.message_id)
 
 
-def pull(endpoint: Endpoint, run: int, tree: ObjectTree, patience: float) -> Message:
-    """Fetch all parts of a message, and confirm it, so that the SuperLink can delete it."""
-    parts = pull_objects(
-        [part.object_id for part in iterate_object_tree(tree)],
-        make_pull_object_fn_protobuf(endpoint.client.PullObject, endpoint.node, run),
-        max_time=patience,
-        max_tries_per_object=None,
-        initial_backoff=RETRY,
-        backoff_cap=SLOWEST_RETRY,
-    )
-    make_confirm_message_received_fn_protobuf(endpoint.client.ConfirmMessageReceived, endpoint.node, run)(tree.object_id)
+def pull(endpoint: Endpoint, run: int, tree: ObjectTree, patience: float, limit: int | None = None) -> Message:
+    """Fetch all parts of a message, at most `limit` bytes, and confirm it, so that the SuperLink can delete it."""
+    ids = [part.object_id for part in iterate_object_tree(tree)]
+    fetch = make_pull_object_fn_protobuf(endpoint.client.PullObject, endpoint.node, run)
+    confirm = make_confirm_message_received_fn_protobuf(endpoint.client.ConfirmMessageReceived, endpoint.node, run)
+    try:
+        if limit is not None and len(ids) > limit // PIECE + SMALL:
+            raise FederationError(f"its upload has {len(ids):,} parts, and an answer of {limit:,} bytes has fewer")
+        parts = pull_objects(
+            ids,
+            fetch if limit is None else _limited(fetch, limit),
+            max_time=patience,
+            max_tries_per_object=None,
+            initial_backoff=RETRY,
+            backoff_cap=SLOWEST_RETRY,
+        )
+    except FederationError:
+        confirm(tree.object_id)  # it is not fetched again
+        raise
+    confirm(tree.object_id)
     message = inflate_object_from_contents(tree.object_id, parts)
     assert isinstance(message, Message)
     message.metadata.__dict__["_message_id"] = tree.object_id  # a message's content does not hold its id
     return message
+
+
+def _limited(fetch: Callable[[str], bytes], limit: int) -> Callable[[str], bytes]:
+    """The same function, until all parts together have more than `limit` bytes; several threads call it."""
+    fetched: dict[str, int] = {}
+
+    def limited(part: str) -> bytes:
+        content = fetch(part)
+        fetched[part] = len(content)
+        if sum(list(fetched.values())) > limit:
+            raise FederationError(f"its upload is over the limit of {limit:,} bytes for an answer to this job")
+        return content
+
+    return limited

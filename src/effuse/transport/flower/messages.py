@@ -84,6 +84,8 @@ class Lost(EffuseError):
 class Channel(ABC):
     """The server's transport: packets to nodes, and their replies."""
 
+    limit: int | None = None  # bytes that a reply may have, where it is known; a larger one becomes a refusal
+
     @abstractmethod
     def open(self) -> None:
         """Start, or start again after `Lost`; tickets from before are no longer valid."""

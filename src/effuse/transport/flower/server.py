@@ -63,7 +63,7 @@ class Flower(Federation):
         self._expectation = Expectation(recipe, len(context.train.classes), self.report)
         self._images = most_images(terms.images, len(context.train))
         self._asking: OpenOrders | None = None  # the orders whose answer is being used
-        self._late: dict[str, str] = {}  # ticket -> what to report when it is answered
+        self._late: dict[str, tuple[int, str]] = {}  # ticket -> its client, and what to report when it is answered
         self._listed = 0.0  # when the connected nodes were last queried
 
     def __enter__(self) -> Self:
@@ -135,8 +135,11 @@ class Flower(Federation):
     ) -> Iterator[tuple[int, Any, str | None]]:
         # an algorithm may still ask clients that were shut out since
         orders = {k: order for k, order in orders.items() if k not in self.terms.shut_out}
-        for k in list(orders)[:1]:  # a job that is faulty in itself fails here, before an order goes out
-            self._expectation.of(job, messages[k], resumed=any(o.base for o in orders.values()))
+        resumed = any(o.base for o in orders.values())
+        sent = {id(messages[k]): messages[k] for k in orders}
+        # a job that is faulty in itself fails here, before an order goes out
+        limits = [self._expectation.of(job, message, resumed).limit for message in sent.values()]
+        self.channel.limit = max(limits, default=0) + 2 * HEAD_LIMIT
         bodies: dict[int, bytes] = {}  # a broadcast is encoded once, and stored and sent once by the transport
         for message in (messages[k] for k in orders):
             if id(message) not in bodies:
@@ -167,6 +170,7 @@ class Flower(Federation):
                 try:
                     reply, snapshot = self._read(pending, client, packet, messages[client])
                 except Exception as error:  # whatever a client sends, it costs no more than its own answer
+                    self._discard(client, packet.size)
                     self._reject(pending, client, _in_words(error))
                     continue
                 self._charge("up", client, reply, packet.size)
@@ -178,7 +182,7 @@ class Flower(Federation):
             for ticket, client in pending.tickets.items():
                 late = client in pending.waiting
                 which, why = ("answer", "came after the deadline") if late else ("second answer", "is not needed")
-                self._late[ticket] = f"client {client}'s {which} to {pending} {why} and is discarded"
+                self._late[ticket] = client, f"client {client}'s {which} to {pending} {why} and is discarded"
         self._check_quorum(pending)
 
     def reject(self, client: int, error: Exception) -> None:
@@ -278,7 +282,9 @@ class Flower(Federation):
             elif ticket in self.roster.tickets:
                 self.roster.receive(ticket, packet)
             elif ticket in self._late:
-                self.report(self._late.pop(ticket))
+                late, words = self._late.pop(ticket)
+                self._discard(late, packet.size)
+                self.report(words)
             # a second reply to one order has no ticket left
             elif pending is not None and (client := pending.tickets.pop(ticket, -1)) in pending.waiting:
                 self._receive(pending, client, packet)
@@ -302,10 +308,9 @@ class Flower(Federation):
                 self._inbox.put(_file_name(pending.orders[client]), packet)
             pending.arrived.add(client)
             self.spent(client, time.monotonic() - pending.began)
-        elif packet.kind == REFUSAL:
-            self._reject(pending, client, reason_of(packet))
         else:
-            self._reject(pending, client, unknown_kind(packet))
+            self._discard(client, packet.size)
+            self._reject(pending, client, reason_of(packet) if packet.kind == REFUSAL else unknown_kind(packet))
 
     def _reject(self, pending: OpenOrders, client: int, why: str) -> None:
         pending.arrived.discard(client)

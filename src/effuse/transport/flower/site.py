@@ -35,6 +35,7 @@ from effuse.privacy.ledger import Ledger
 from effuse.privacy.noise import KEY_BYTES
 from effuse.tasks.classify import Classify
 from effuse.transport.device import pick_device
+from effuse.transport.flower.course import Course, Handle
 from effuse.transport.flower.guarded import (
     DELTA,
     Guarded,
@@ -55,7 +56,6 @@ from effuse.transport.worker import Worker
 
 # errors whose sentences the server is sent; those about data and files may name patients and paths
 DISCLOSED = (FederationError, ModelError, RecipeError, TrainingError, WireError, Withheld)
-Handle = Callable[[bytes, bytes], tuple[bytes, bytes]]
 LONGEST_NAME = 200  # characters of a class or a recipe's name
 MIN_DIGITS = 12  # hexadecimal digits of a hash that --allow must have
 
@@ -270,7 +270,9 @@ class Site:
         for line in spending(planned, self.client, ledger):
             self.report(line)
         self.report(f"client {self.client} is ready with {self.counted(shard)}")
-        return worker, carry_out
+        course = Course(recipe, client, shard, self.folder, invitation.digest, carry_out)
+        course.report = self.report
+        return worker, course.handle
 
     def _secret(self) -> bytes:
         """The site's own part of its randomness: a server that knew the batches and the noise could invert updates."""

@@ -44,7 +44,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
-from effuse.core.errors import RunError
+from effuse.core.errors import FederationError, RunError
 from effuse.transport.flower import superlink_process, turned_away
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ServerKeys
@@ -142,7 +142,11 @@ class SuperLink(Channel):
         pulled = self._call(lambda: self._endpoint.client.PullMessages(PullAppMessagesRequest(message_ids=tickets)))
         for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             try:
-                packet = packet_of(self._call(functools.partial(pull, self._endpoint, self._run, tree, patience)))
+                packet = packet_of(
+                    self._call(functools.partial(pull, self._endpoint, self._run, tree, patience, self.limit))
+                )
+            except FederationError as error:
+                packet = refusal(str(error))
             except ObjectPullError as error:
                 packet = refusal(f"its upload was not completed ({error})")
             except (Lost, MemoryError):

@@ -15,6 +15,7 @@ OPERATOR = "x-effuse-operator"  # the header of the operator's calls
 SECRET_FILE = "EFFUSE_SUPERLINK_SECRET"  # the environment variable that names the file of the secret
 FOR_SITES = "/v1/fleet/"  # where nodes sign each call, if there are keys
 FOR_ALL = ("/health",)
+LARGEST = 8 << 20  # bytes of a site's call; the largest that effuse makes has a part of 5 MiB
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -26,24 +27,43 @@ def token(secret: bytes) -> str:
 
 
 class OnlySites:
-    """Refuses all calls but those of sites, and those that carry the operator's token."""
+    """Refuses all calls but those of sites, which have a limited size, and those that carry the operator's token."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], token: str) -> None:
         self.app, self.token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._allowed(scope)):
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"only the operator of this federation may call this"})
+            path = str(scope["path"])
+            if self._is_the_operators(scope):
+                await self.app(scope, receive, send)
+            elif path not in FOR_ALL and (not path.startswith(FOR_SITES) or ".." in path):
+                await _refuse(send, 403, b"only the operator of this federation may call this")
+            elif _declared(scope) is None:
+                await _refuse(send, 413, b"a call must declare its length, and have %d bytes at most" % LARGEST)
+            else:
+                await self.app(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
-        path = str(scope["path"])
-        if path in FOR_ALL or (path.startswith(FOR_SITES) and ".." not in path):
-            return True
+    def _is_the_operators(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == OPERATOR.encode()]
         return len(given) == 1 and hmac.compare_digest(given[0], self.token)
+
+
+def _declared(scope: Scope) -> int | None:
+    """The length that a call declares, which HTTP servers hold it to; None where it is too large or there is none."""
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    if chunked or len(lengths) > 1:
+        return None
+    length = lengths[0] if lengths else b"0"
+    return int(length) if length.isdigit() and len(length) < 12 and int(length) <= LARGEST else None
+
+
+async def _refuse(send: Send, status: int, why: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": why})
 
 
 def main() -> None:
