@@ -92,7 +92,7 @@ def function_entry(kind: str, name: str, function: Any) -> Entry:
 
 def spec_entry(cls: type[Spec]) -> Entry:
     """The keys of a spec, with the comments beside them."""
-    defaults, remarks = {f.name: f.default for f in dataclasses.fields(cls)}, _remarks(cls)  # type: ignore[arg-type]
+    defaults, remarks = {f.name: f.default for f in dataclasses.fields(cls)}, _remarks(cls)
     keys = tuple(_key(k, hint, defaults[k], remarks.get(k, "")) for k, hint in field_hints(cls).items())
     return Entry(kind_of(cls), cls.name, first_line(cls), keys)
 

@@ -21,8 +21,14 @@ from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
 AGAIN, SPARE = 2, 10  # a site answers twice as many orders as the rehearsal has, and ten more
+CLASSIFY, CLASSIFIED = "classify", 100_000  # the job, and the most images that a site classifies for an evaluation
 Step = tuple[int, int]  # round, call
 Handle = Callable[[bytes, bytes], tuple[bytes, bytes]]
+
+
+def evaluations(recipe: Recipe) -> list[str]:
+    """The jobs that evaluate models which stay at the sites."""
+    return ["draw", *([CLASSIFY] if any(metric.predicts for metric in recipe.evaluate.metrics) else [])]
 
 
 class Asked(NamedTuple):
@@ -87,7 +93,7 @@ class Course:
     def check(self, head: bytes, body: bytes) -> None:
         """Refuse an order that the rehearsal has not, that goes back too far, or that is one too many."""
         order = decode(head, Order)
-        where = f"round {order.t}, job '{order.job}'"
+        where = f"round {order.t + 1}, job '{order.job}'"
         message = decode(body, job_of(self.recipe.algorithm, order.job).arguments)
         self._reach(order)
         if order.t == EVALUATION_T:
@@ -124,9 +130,13 @@ class Course:
 
     def _check_evaluation(self, order: Order, message: Any, where: str) -> None:
         recipe = self.recipe
-        if not isinstance(recipe.algorithm, Personal) or order.job != "draw":
+        if not isinstance(recipe.algorithm, Personal) or order.job not in evaluations(recipe):
             raise FederationError(f"{where}: the manifest evaluates nothing at sites")
-        if message.n > recipe.evaluate.samples or message.sampler not in (None, recipe.sampler):
+        if order.job == CLASSIFY:
+            shape, found = recipe.model.shape, tuple(message.images.shape)
+            if found[1:] != (shape.channels, shape.side, shape.side) or found[0] > CLASSIFIED:
+                raise FederationError(f"{where}: images of {found} are not at most {CLASSIFIED:,} of the model's size")
+        elif message.n > recipe.evaluate.samples or message.sampler not in (None, recipe.sampler):
             raise FederationError(
                 f"{where}: it asks for {message.n} images by {message.sampler}, and the manifest has at most "
                 f"{recipe.evaluate.samples} by {recipe.sampler}"
@@ -196,7 +206,7 @@ class Course:
             fed.close()
             federated += federates
             if isinstance(algorithm, Personal):
-                self._evaluations += 1 + algorithm.averages
+                self._evaluations += len(evaluations(recipe)) * (1 + algorithm.averages)
                 message = algorithm.jobs["draw"].arguments(algorithm.deliver(server), 0, None, False)
                 fed.note_form(message)
             yield t
