@@ -3,6 +3,7 @@
 import sys
 import types
 
+import diffusers  # noqa: F401  (it looks for wandb when it is imported, and must not find a fake)
 import pytest
 from toy import ADAM, ToyStateful, toy_recipe
 
