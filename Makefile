@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo lint test test-all test-flower test-faults test-fuzz bundle test-bundle test-gpu lock check-lock sbom audit clean
+.PHONY: setup demo lint test test-all test-flower test-faults test-fuzz bundle test-bundle test-gpu docs lock check-lock sbom audit clean
 
 setup: .venv/ready
 
@@ -41,6 +41,10 @@ test-faults: setup
 # 100,000 mutated inputs for each reader of foreign bytes: make test-fuzz [INPUTS=100000] [SEED=0]
 test-fuzz: setup
 	$(BIN)/python -m pytest tests_faults/test_fuzz.py --fuzz $(or $(INPUTS),100000) --seed $(or $(SEED),0)
+
+# the documentation as a site in build/site; any warning is an error
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # packs effuse for machines without a network: make bundle PYTHON=3.12 [WITHOUT=torch,numpy,...]
 bundle:

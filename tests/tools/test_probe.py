@@ -19,7 +19,7 @@ from effuse.tools.probe import probe_run
 
 
 @spec
-class Speckled(ToyImages):
+class ProbedSpeckles(ToyImages):
     """Squares of random brightness: images alone tell no class, a label that leaks would."""
 
     def load(self, split: Split) -> Dataset:
@@ -83,7 +83,7 @@ def test_the_test_set_is_never_read(tmp_path, monkeypatch):
 
 def test_a_leaked_label_would_show(tmp_path, monkeypatch):
     """Random images under the null label are guessed; the same under their own labels would be certain."""
-    data = Speckled(n=400)
+    data = ProbedSpeckles(n=400)
     run(toy_recipe(model=TOY_GUIDE, task=TOY_NOISE, rounds=1, data=data), tmp_path / "run")
     found = probe_run(tmp_path / "run", stages=(1,), steps=(0,))
     assert found["rows"][0]["accuracy"] < 0.75

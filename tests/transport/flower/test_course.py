@@ -5,9 +5,9 @@ import json
 
 import pytest
 from fake import FakeChannel, run_over
+from odd_job import ToyOddJob
 from private_sites import invited, lines, message_of, order, private
 from private_sites import site_at as private_site
-from test_expectation import ToyOddJob
 from test_site import invitation_of, resolved, site_at
 from toy import ADAM, ALGORITHMS, ToyStateful, ToyUnet, toy_recipe
 

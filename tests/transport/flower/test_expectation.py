@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 import torch
 from fake import FakeChannel, run_over
+from odd_job import ToyOddJob
 from toy import ADAM, ALGORITHMS, SYNTHESIS, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.fedddpm import AuxOnly
 from effuse.algorithms.shared.synthesis import Upload
 from effuse.core.algorithm import job_of, on_client
-from effuse.core.errors import FederationError, WireError
+from effuse.core.errors import WireError
 from effuse.core.message import message
 from effuse.core.model import Model
 from effuse.core.params import Params
@@ -28,39 +29,6 @@ class Renamed:
     parts: dict[str, Params]
     before: Params | None
     weight: float
-
-
-@spec
-class ToyOddJob(FedAvg):
-    """FedAvg with one more step in its job, which may be impossible on shapes."""
-
-    how: str = "item"
-
-    @on_client
-    def train(self, client: Client, model: Model) -> Update:
-        if self.how == "forgotten" and "past" not in client.state:
-            client.state["past"] = model.params
-        ODD[self.how](client, model)
-        return Update(client.unload(client.load(model)), 1.0, 0.0)
-
-
-def refuse(client, model):
-    raise FederationError("too few images")
-
-
-ODD = {
-    "item": lambda client, model: float(next(iter(model.params.tensors)).sum()),
-    "numpy": lambda client, model: next(iter(model.params.tensors)).numpy(),
-    "where": lambda client, model: next(iter(model.params.tensors)).nonzero(),
-    "state": lambda client, model: client.state["past"],
-    "popped": lambda client, model: client.state.pop("past"),
-    "refusal": refuse,
-    "attribute": lambda client, model: model.parameters_of_it,
-    "key": lambda client, model: {}["past"],
-    "value": lambda client, model: int("many"),
-    "none": lambda client, model: client.state.get("past").tensors,
-    "forgotten": lambda client, model: client.state["past"].of_it,
-}
 
 
 def expected_of(how, resumed=False, times=1):
