@@ -21,6 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from timeless import timeless
+
 from effuse.machines.eager import Eager
 from effuse.runs.folder import RunFolder
 from effuse.transport import processes
@@ -227,10 +229,8 @@ def forked(action: Callable[[], Any], log: Path, after: float | None = None) -> 
 
 def outcome(run: Path, traffic: bool = True) -> dict[str, Any]:
     """What a run must end in, whatever happened to it: all of its records but times."""
-    records = [record.to_json() for record in RunFolder(run).records()]
+    records = [timeless(record) for record in RunFolder(run).records()]
     result, ledger = (json.loads((run / name).read_text()) for name in ("result.json", "ledger.json"))
-    for record in records:
-        del record["seconds"]
     for key in ("seconds", "round_seconds"):
         del result[key]
     if not traffic:  # where orders were sent again, that was traffic, too

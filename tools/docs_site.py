@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = ("CONTRIBUTING.md",)  # pages of the repository that the site shows, by their place in the root
+OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md")  # pages of the repository that the site shows, by their place in the root
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 

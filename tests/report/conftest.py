@@ -30,7 +30,7 @@ def run(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, nothing else in the process can run an asyncio loop
 def browser():
     """Headless Chromium, driven by Playwright."""
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")

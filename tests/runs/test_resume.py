@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from timeless import timeless
 from toy import (
     CVAES,
     DRAWN,
@@ -270,7 +271,7 @@ def killed_run(recipe, folder, monkeypatch, event, n, action=run) -> None:
 
 def lines(folder):
     """rounds.jsonl without times."""
-    return [{k: v for k, v in record.to_json().items() if k != "seconds"} for record in RunFolder(folder).records()]
+    return [timeless(record) for record in RunFolder(folder).records()]
 
 
 def average(folder) -> dict[str, bytes]:
