@@ -131,6 +131,8 @@ class LyingChannel(FakeChannel):
             return Packet(ANSWER)
         order = decode(packet.head, Order)
         key = order.t, order.call
+        if key not in self.true:
+            return Packet(ANSWER)  # no honest client was asked
         true = self.true[key]
         if key not in self.bodies:
             self.bodies = {key: list(lies(true.body))}

@@ -62,7 +62,7 @@ def run_with_liars(tmp_path, algorithm, **changes):
     result = run_over(channel, recipe, tmp_path / "run", Terms(quorum=1, deadline=0.3))
     log = log_of(tmp_path / "run")
     rejected = {
-        (f"{job} {t}", int(client))
+        (f"{job} {int(t) - 1}", int(client))  # sentences count rounds from one
         for t, job, client in re.findall(r"round (-?\d+), job '(\w+)': client (\d+)'s answer is rejected: \S", log)
     }
     assert len(rejected) > LIARS / 2
@@ -132,6 +132,7 @@ def test_parts_that_do_not_fit_together_are_a_refusal(error, monkeypatch):
     channel = types.SimpleNamespace(
         _call=lambda call: call(),
         _run=0,
+        limit=None,
         _endpoint=types.SimpleNamespace(client=types.SimpleNamespace(PullMessages=lambda request: pulled)),
     )
     ((ticket, packet),) = superlink.SuperLink.collect(channel, ["7"], 1.0)

@@ -22,7 +22,6 @@ from effuse.transport.rehearsal import Rehearsal
 
 AGAIN, SPARE = 2, 10  # a site answers twice as many orders as the rehearsal has, and ten more
 CLASSIFY, CLASSIFIED = "classify", 100_000  # the job, and the most images that a site classifies for an evaluation
-Step = tuple[int, int]  # round, call
 Handle = Callable[[bytes, bytes], tuple[bytes, bytes]]
 
 
@@ -34,8 +33,9 @@ def evaluations(recipe: Recipe) -> list[str]:
 class Asked(NamedTuple):
     """What a rehearsed round asks of clients."""
 
-    job: str
     federated: int
+    jobs: list[str]  # in the order of calls
+    fresh: list[bool]  # of each call, whether a client starts without a state
 
 
 class Rehearsed(Rehearsal):
@@ -43,14 +43,17 @@ class Rehearsed(Rehearsal):
 
     def __init__(self, recipe: Recipe, shard: Shard) -> None:
         super().__init__(recipe, [shard] * recipe.clients)
-        self.asked: dict[Step, Asked] = {}
+        self.asked: dict[int, Asked] = {}  # by round
         self.forms: list[Form] = []  # of messages; what is sent once may come with another job than in the rehearsal
 
     def _dispatch(
         self, job: Job, orders: dict[int, Order], messages: dict[int, Any]
     ) -> Iterator[tuple[int, Any, str | None]]:
-        for order in orders.values():
-            self.asked[order.t, order.call] = Asked(job.name, order.federated)
+        for call, order in {order.call: order for order in orders.values()}.items():
+            asked = self.asked.setdefault(order.t, Asked(order.federated, [], []))
+            if call == len(asked.jobs):
+                asked.jobs.append(job.name)
+                asked.fresh.append(any(o.base is None for o in orders.values()))
         for message in {id(message): message for message in messages.values()}.values():
             self.note_form(message)
         return super()._dispatch(job, orders, messages)
@@ -101,8 +104,9 @@ class Course:
         elif self._blind:
             if not SETUP_T <= order.federated < self.recipe.rounds:
                 raise FederationError(f"{where}: the manifest has {self.recipe.rounds} rounds, not {order.federated + 1}")
-        elif (asked := self._fed.asked.get((order.t, order.call))) != (order.job, order.federated):
-            found = "nothing" if asked is None else f"job '{asked.job}' as federated round {asked.federated}"
+        elif not self._has(order):
+            asked = self._fed.asked.get(order.t)
+            found = f"{', '.join(asked.jobs)} as federated round {asked.federated}" if asked else "nothing"
             raise FederationError(
                 f"{where}, call {order.call}, federated round {order.federated}: this site's rehearsal of the manifest has "
                 f"{found} there; ask the server's operator whether it runs this version of effuse"
@@ -127,6 +131,14 @@ class Course:
         if before != (len(self._answered), self._durable):
             known = {"run": self.run, "durable": self._durable, "answered": list(self._answered)}
             write_atomically(self.path, json.dumps(known).encode())
+
+    def _has(self, order: Order) -> bool:
+        """Whether the rehearsed round has this job, or a round before it, whose answer may have been lost."""
+        asked = self._fed.asked.get(order.t)
+        before = {job for t, other in self._fed.asked.items() if t < order.t for job in other.jobs}
+        if asked is None or order.federated != asked.federated or order.job not in {*asked.jobs, *before}:
+            return False
+        return order.call < len(asked.jobs) + len(before)
 
     def _check_evaluation(self, order: Order, message: Any, where: str) -> None:
         recipe = self.recipe
@@ -154,9 +166,11 @@ class Course:
     def _check_base(self, order: Order, where: str) -> None:
         """A job starts from the client's state before it, and from none only where no two checkpoints name one."""
         if order.base is None:
-            if len(self._durable) == 2 and order.t != EVALUATION_T:
+            asked = self._fed.asked.get(order.t)
+            begins = asked is not None and any(asked.fresh)  # as in a run that is begun anew
+            if len(self._durable) == 2 and order.t != EVALUATION_T and not begins:
                 raise FederationError(
-                    f"{where}: it starts without the state that two checkpoints have named; if the run was begun anew, this "
+                    f"{where}: it starts without the state that two checkpoints have named; if its server lost that state, this "
                     "site's operator deletes orders.json from the site's folder"
                 )
             return
@@ -190,7 +204,7 @@ class Course:
         """The orders of the manifest, up to the rehearsed round."""
         if self._blind:
             return self.recipe.rounds * len(self.recipe.algorithm.jobs)
-        return len(self._fed.asked) + self._evaluations
+        return sum(len(asked.jobs) for asked in self._fed.asked.values()) + self._evaluations
 
     def _rehearsed(self) -> Iterator[int]:
         """Every round, rehearsed; an evaluation is noted with the round that it follows."""

@@ -144,7 +144,8 @@ class Site:
         pinned = self.folder / "manifest.json"
         if pinned.exists():
             found, offered = parsed(pinned.read_bytes(), pinned), invitation.digest
-            known = str(found.get("digest")) if isinstance(found, dict) else "that is damaged"
+            digest = found.get("digest") if isinstance(found, dict) else None
+            known = digest if isinstance(digest, str) else "(damaged)"
             if known != offered and self.consent.digest is not None:  # which `offered` has compared
                 self.report(f"--allow names another manifest than {known[:MIN_DIGITS]}, which was pinned; it is replaced")
                 pinned.unlink()
