@@ -56,7 +56,7 @@ def test_a_class_that_nobody_has_is_never_chosen():
 
 def test_silence_is_an_error():
     fed = SimpleNamespace(t=3, clients=(0,), ask=lambda job, clients: iter(()))
-    with pytest.raises(FederationError, match="round 3: no client told its class means"):
+    with pytest.raises(FederationError, match="round 4: no client told its class means"):
         NearestMean().round(None, fed)
 
 

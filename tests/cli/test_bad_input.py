@@ -458,7 +458,7 @@ def test_lone_clients_are_measured_by_samples_only(effuse, toy_file):
 TYPED = {
     "run": "Missing argument 'RECIPE'; `effuse run --help` lists the commands and options",
     "rnu demo": "No such command 'rnu'; did you mean run or prune?",
-    "help": "No such command 'help'; valid: audit, bound, check, doctor, evaluate, export, ",
+    "help": "No such command 'help'; valid: audit, bound, check, compare, doctor, evaluate, ",
     "--fast": "No such option '--fast'; ",
     "run demo --fast": "No such option '--fast'; ",
     "run demo --round 3": "No such option '--round'; did you mean rounds",

@@ -51,7 +51,7 @@ def test_the_servers_own_weights():
     assert w(result) == 7.0 and result.weight == 4.0 and result.heard == (0, 1, 2)
     with pytest.raises(ModelError, match="there is nothing to average"):
         reduced([reply(1.0)], weight={0: 0.0})
-    with pytest.raises(FederationError, match="round -1, job 'train': weight has no entry for client 1"):
+    with pytest.raises(FederationError, match="round 0, job 'train': weight has no entry for client 1"):
         reduced([reply(1.0), reply(1.0)], weight={0: 1.0})
 
 

@@ -397,7 +397,7 @@ def test_a_solver_without_kept_state_writes_no_state():
 
 def test_a_fit_without_data_is_an_error_that_names_the_place():
     client = bench()
-    with pytest.raises(FederationError, match="round 3, client 7, job 'train': there is no data to fit"):
+    with pytest.raises(FederationError, match="round 4, client 7, job 'train': there is no data to fit"):
         client.fit(client.load(model_of()), SGD(lr=0.25, steps=1), Shard(ONE.dataset, ONE.rows[:0]))
     server = Workbench(machine(), CoreTarget(), 10)
     server.begin(stream(0, 3, "round", 0, -1, ""), 2)

@@ -93,7 +93,7 @@ def test_krum_measures_all_fields_together():
 
 def test_krum_needs_two_f_and_three():
     with pytest.raises(
-        FederationError, match=r"round -1, job 'train': krum\(f=1\) needs 2 f \+ 3 = 5 replies, not 4; lower f"
+        FederationError, match=r"round 0, job 'train': krum\(f=1\) needs 2 f \+ 3 = 5 replies, not 4; lower f"
     ):
         reduced([reply(1.0)] * 4, by=Krum(f=1))
 

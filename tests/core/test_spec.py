@@ -7,6 +7,7 @@ from abacus import Abacus
 
 from effuse.algorithms.fedavg import FedAvg
 from effuse.core.build import build, build_text
+from effuse.core.errors import RecipeError
 from effuse.core.grammar import Call
 from effuse.core.model import Arch
 from effuse.core.registry import registry
@@ -39,7 +40,7 @@ def defaults() -> list[Spec]:
         needed = {"local": LOCAL} if "local" in field_hints(cls) else {}
         try:
             made.append(cls(**needed))
-        except ValueError:
+        except (ValueError, RecipeError):
             continue
     return made
 

@@ -27,6 +27,8 @@ def test_a_distance_of_each_class_is_that_of_its_images_alone(
     perfect = ByClass(of=FID(n=359, encoder=Pixels())).measure(subject_of())
     assert set(perfect) == {f"fid_pixels_of_{c}" for c in range(10)}
     assert all(m.value == pytest.approx(0, abs=1e-6) for m in perfect.values())
+    assert ByClass(of=FID(encoder=Pixels())).keys == ("fid_pixels_of_",) != ByClass(of=Accuracy()).keys
+    assert ByClass(of=Accuracy(), attribute="sex").keys == ("accuracy_of_sex=",)
     exchanged = test.labels.clone()
     exchanged[test.labels == 3], exchanged[test.labels == 8] = 8, 3
     found = ByClass(of=FID(n=359, encoder=Pixels())).measure(subject_of(test.floats(test.images), exchanged))

@@ -1,7 +1,7 @@
 """A classifier trained on copies of noisy class means: a bar for private generators, since clients train no network."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -28,6 +28,8 @@ class ClassMeansServer(Server):
 @spec
 class ClassMeans(Draws, name="class_means"):
     """Clients send noisy means of their classes once. The server trains a classifier on copies of them with fresh noise."""
+
+    generated: ClassVar[bool] = False  # the mean of one image is that image
 
     central: Solver  # one pass over the copies in each round
     noise: NonNegativeFloat | None = None  # z: noise on sums and counts over their sensitivity; None: the budget's

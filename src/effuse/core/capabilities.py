@@ -90,6 +90,8 @@ class Discloses(Algorithm):
 class Draws(Algorithm):
     """The server holds synthetic images. They are measured, like those of the model, when a run ends."""
 
+    generated: ClassVar[bool] = True  # by a network; other images may be those of clients, and are never released
+
     @abstractmethod
     def images(self, server: Any) -> Images | None:
         """The images, if there are any yet."""

@@ -23,6 +23,11 @@ class ByClass(Metric, name="by_class"):
             raise ValueError(f"by_class compares with test images; use split=test in {self.of.name}")
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """What the names of its numbers begin with; they end with the names of classes or subgroups."""
+        return tuple(f"{key}_of_{f'{self.attribute}=' if self.attribute else ''}" for key in self.of.keys)
+
+    @property
     def samples(self) -> int:
         return self.of.samples
 

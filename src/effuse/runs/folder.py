@@ -172,7 +172,8 @@ class RunFolder:
         with writing(folder):
             folder.mkdir(exist_ok=True)
         if self.rounds.exists():  # the lines must be on disk before the checkpoint that counts them
-            sync_file(self.rounds)
+            with writing(self.rounds):
+                sync_file(self.rounds)
         blob = sealed(encode(checkpoint, Checkpoint, marks=MARKS | SEALS), self.digest)
         if prepared:
             write_atomically(self.prepared, blob)

@@ -80,7 +80,7 @@ def _made(run: Path, recipe: Recipe) -> dict[str, Any]:
     return {
         "made_by": f"effuse {effuse.__version__}",
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "synthetic": True,
+        "synthetic": not isinstance(recipe.algorithm, Draws) or recipe.algorithm.generated,
         "run": str(run),
         "recipe": recipe.saved(),
         "classes": read_manifest(run).get("classes"),  # the names of the labels, in order

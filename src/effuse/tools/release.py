@@ -24,6 +24,7 @@ from effuse.report.html import text as as_text
 from effuse.report.public import measurement, shareable
 from effuse.report.scorecard import Contents, Line, Question, not_measured, privacy, scorecard
 from effuse.runs.evaluation import Evaluator
+from effuse.runs.folder import RunFolder
 from effuse.runs.records import plain
 from effuse.runs.save import Loaded, load
 from effuse.tasks.denoise import Denoise
@@ -100,12 +101,19 @@ def release(
 
 def _refuse(opened: Loaded) -> None:
     algorithm = opened.recipe.algorithm
+    if not RunFolder(opened.run).result.exists():
+        raise RunError(f"{opened.run} is not finished; finish it with `effuse resume {opened.run}`")
     if isinstance(algorithm, Personal):
         raise RunError(
             f"{opened.run}: {algorithm.name} leaves each client a model of its own, so there is no one to release"
         )
     if getattr(algorithm, "real", False):
         raise RunError(f"{opened.run}: algorithm.real=True, so its server holds real images; these are never released")
+    if isinstance(algorithm, Draws) and not algorithm.generated:
+        raise RunError(
+            f"{opened.run}: the images of {algorithm.name} are not drawn by a network, and may be real ones; these are "
+            "never released"
+        )
 
 
 def _images(opened: Loaded, n: int, seed: int) -> tuple[Images | None, str]:

@@ -138,6 +138,17 @@ def test_an_evaluation_asks_for_no_more_images_than_the_manifest(tmp_path):
     site.perform(head("draw", EVALUATION_T, 0), encode(job.arguments(model, 2, sampler, False), job.arguments))
 
 
+def test_a_restarted_site_answers_the_evaluation_that_follows_its_last_round(tmp_path):
+    """Twenty rounds, each with an evaluation: 20 answers before it, of which a rehearsal of one round allows 2 x 2 + 10."""
+    recipe = resolved(algorithm=LocalOnly(local=ADAM), evaluate=Evaluate(grid=2, every=1), sampler=Ddim(steps=2), rounds=20)
+    site, job, model = joined(tmp_path, recipe), recipe.algorithm.jobs["draw"], recipe.model.initial(Stream(("test",)))
+    site.perform(head(), message_of(recipe))
+    again = joined(tmp_path, recipe)
+    again._carry_out.__self__._answered = dict.fromkeys(f"{k:032x}" for k in range(20))
+    asked = encode(job.arguments(model, 2, recipe.sampler, False), job.arguments)
+    assert again.perform(head("draw", EVALUATION_T, 0, base="0_0"), asked)
+
+
 def test_an_algorithm_without_a_rehearsal_is_held_to_its_rounds(tmp_path):
     recipe = resolved(algorithm=ToyOddJob(local=ADAM))
     site = joined(tmp_path, recipe)

@@ -21,6 +21,7 @@ from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
 AGAIN, SPARE = 2, 10  # a site answers twice as many orders as the rehearsal has, and ten more
+LAST = 10**9  # later than any round
 CLASSIFY, CLASSIFIED = "classify", 100_000  # the job, and the most images that a site classifies for an evaluation
 Handle = Callable[[bytes, bytes], tuple[bytes, bytes]]
 
@@ -114,8 +115,11 @@ class Course:
         if not self._blind:
             self._check_networks(message, where)
         self._check_base(order, where)
-        planned = self._planned()
-        if self._digest(head, body) not in self._answered and len(self._answered) >= AGAIN * planned + SPARE:
+        planned, known = self._planned(), self._digest(head, body) in self._answered
+        if order.t == EVALUATION_T and not known and self._over(planned):
+            self._reach(dataclasses.replace(order, t=LAST))  # a restarted site does not know which round it follows
+            planned = self._planned()
+        if not known and self._over(planned):
             raise FederationError(
                 f"{where}: this site has answered {len(self._answered)} orders, and up to this round the manifest has "
                 f"{planned}; its operator allows as many again by deleting orders.json from the site's folder"
@@ -170,8 +174,8 @@ class Course:
             begins = asked is not None and any(asked.fresh)  # as in a run that is begun anew
             if len(self._durable) == 2 and order.t != EVALUATION_T and not begins:
                 raise FederationError(
-                    f"{where}: it starts without the state that two checkpoints have named; if its server lost that state, this "
-                    "site's operator deletes orders.json from the site's folder"
+                    f"{where}: it starts without the state that two checkpoints have named; if its server lost that state, "
+                    "this site's operator deletes orders.json from the site's folder"
                 )
             return
         try:
@@ -199,6 +203,9 @@ class Course:
                 )
                 return
             self._reached = reached
+
+    def _over(self, planned: int) -> bool:
+        return len(self._answered) >= AGAIN * planned + SPARE
 
     def _planned(self) -> int:
         """The orders of the manifest, up to the rehearsed round."""
