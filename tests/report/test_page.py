@@ -8,9 +8,10 @@ import stat
 import pytest
 
 from effuse.core.errors import RunError
+from effuse.core.grammar import hidden
 from effuse.report.facts import Facts, Grid, within_budget
 from effuse.report.page import page, verdict
-from effuse.report.public import hidden, shareable
+from effuse.report.public import shareable
 from effuse.report.writer import write_report
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import Split

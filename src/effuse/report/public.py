@@ -1,17 +1,14 @@
 """What a public page leaves out: where files lie, and every single client."""
 
 import dataclasses
-import re
 from typing import Any
 
+from effuse.core.grammar import hidden
 from effuse.core.metric import Measurement
 from effuse.report.facts import Facts
 from effuse.report.heat import suppressed
 from effuse.runs.records import RoundRecord
 
-QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-PATH = re.compile(r"[^\s'\",;()\[\]]*[/\\][^'\",;()\[\]]*")  # outside of quotes
-HIDDEN = "'...'"
 KEPT = ("effuse", "name", "engine", "device", "created", "versions", "classes")  # of a manifest
 
 
@@ -38,15 +35,6 @@ def shareable(facts: Facts) -> Facts:
         audit=None,
         public=True,
     )
-
-
-def hidden(value: str, data: bool = False) -> str:
-    """A value of a recipe or protocol without names of files: of data no quoted word, elsewhere nothing with a slash."""
-
-    def instead(found: re.Match[str]) -> str:
-        return HIDDEN if data or "/" in found[0] or "\\" in found[0] else found[0]
-
-    return PATH.sub("...", QUOTED.sub(instead, value))
 
 
 def measurement(m: Measurement) -> Measurement:
