@@ -15,6 +15,7 @@ from effuse.report.public import shareable
 from effuse.report.writer import write_report
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import Split
+from effuse.runs.trackers import numbers
 
 PNG = b"\x89PNG nearest pairs"
 
@@ -104,6 +105,14 @@ def test_a_round_of_one_client_keeps_its_loss_to_itself(run):
     alone = dataclasses.replace(records[0].traffic, clients={"2": {"up": 1, "down": 1}})
     facts = dataclasses.replace(Facts.of(run), records=[dataclasses.replace(records[0], traffic=alone), *records[1:]])
     assert [record.loss is None for record in shareable(facts).records] == [True, False, False]
+    silent = [
+        dataclasses.replace(records[0], silent=[0, 2]),  # two of three did not answer
+        dataclasses.replace(records[1], clients={"1": records[1].clients["1"]}),  # one of three told its loss
+        dataclasses.replace(records[2], silent=[0]),
+    ]
+    facts = dataclasses.replace(facts, records=silent)
+    assert [record.loss is None for record in shareable(facts).records] == [True, True, False]
+    assert ["loss" in numbers(record) for record in silent] == [False, False, True], "trackers have the same rule"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def measurement(m: Measurement) -> Measurement:
 
 
 def _record(record: RoundRecord) -> RoundRecord:
-    alone = len(record.traffic.clients or ()) < 2  # its mean loss is then one client's
     traffic = dataclasses.replace(record.traffic, clients=None, edges=None, evaluation=None)
     nothing: dict[str, Any] = dict.fromkeys(("noted", "updates", "clients", "silent"))
-    return dataclasses.replace(record, traffic=traffic, loss=None if alone else record.loss, images=0, **nothing)
+    return dataclasses.replace(record, traffic=traffic, loss=None if record.alone else record.loss, images=0, **nothing)

@@ -166,7 +166,7 @@ class Several(Observer):
 def numbers(record: RoundRecord) -> dict[str, float]:
     """The numbers of a round that a tracker is told."""
     found: dict[str, float | None] = {
-        "loss": record.loss,
+        "loss": None if record.alone else record.loss,
         "round": record.federated,
         "images": record.images or None,
         "seconds": record.seconds.round,
