@@ -26,6 +26,7 @@ class Grid:
     round: int
     name: str
     path: Path
+    client: int | None = None  # whose own model drew them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +132,12 @@ def grids_of(run: Path) -> list[Grid]:
         name = PICTURE.fullmatch(path.name)
         if name is None or path.is_symlink():
             continue
-        client = name[2] or name[4]
-        if client is not None and int(client) >= CLIENTS_SHOWN:
+        told = name[2] or name[4]
+        client = None if told is None else int(told)
+        if client is not None and client >= CLIENTS_SHOWN:
             continue
         words = "the delivered model" if client is None else f"client {client}'s model"
-        found.append(Grid(int(name[1]), f"{words}{', averaged over rounds' if name[3] else ''}", path))
+        found.append(Grid(int(name[1]), f"{words}{', averaged over rounds' if name[3] else ''}", path, client))
     return found
 
 
