@@ -6,7 +6,7 @@ from typing import Any
 from effuse.core.grammar import hidden
 from effuse.core.metric import Measurement
 from effuse.report.facts import Facts
-from effuse.report.heat import suppressed
+from effuse.report.heat import FEWEST, suppressed
 from effuse.runs.records import RoundRecord
 
 KEPT = ("effuse", "name", "engine", "device", "created", "versions", "classes")  # of a manifest
@@ -38,8 +38,17 @@ def shareable(facts: Facts) -> Facts:
 
 
 def measurement(m: Measurement) -> Measurement:
-    """The same number without names of files, and without single clients' numbers."""
-    protocol: dict[str, Any] = {k: hidden(v, k == "data") if isinstance(v, str) else v for k, v in m.protocol.items()}
+    """The same number without names of files, single clients' numbers, small counts, and numbers of training images."""
+    count = m.protocol.get("test images")  # of a subgroup
+    fewer = isinstance(count, int) and count < FEWEST
+    left_out = {
+        "trained_on": "probe" in m.protocol,  # training images; that of `cas` counts drawn ones
+        "reference": fewer or m.protocol.get("split") == "train",
+        "images": fewer,
+        "test images": fewer,
+    }
+    told = {k: v for k, v in m.protocol.items() if not left_out.get(k)}
+    protocol: dict[str, Any] = {k: hidden(v, k == "data") if isinstance(v, str) else v for k, v in told.items()}
     return dataclasses.replace(m, protocol=protocol, clients=None)
 
 
