@@ -1,13 +1,14 @@
 """What a run folder says of its run, finished or not."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from effuse.core.errors import RunError
+from effuse.core.errors import RunError, shown
 from effuse.core.files import parsed, reading
 from effuse.core.metric import Measurement
 from effuse.core.recipe import read_manifest
@@ -167,7 +168,20 @@ def read_facts(path: Path) -> Facts:
     """The facts of a run that somebody named; errors say what is wrong with the folder."""
     if not path.is_dir():
         raise RunError(f"{path} is not a run folder; give one that `effuse run` wrote")
-    return Facts.of(path)
+    with readable(path):
+        return Facts.of(path)
+
+
+@contextlib.contextmanager
+def readable(run: Path) -> Iterator[None]:
+    """Name the run folder in what its damaged or foreign files raise."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        found = shown(f"{type(error).__name__}: {error}", 200)
+        raise RunError(
+            f"{run}: a file of this run is damaged or not effuse's ({found}); restore it from a backup"
+        ) from error
 
 
 def _json(file: Path) -> dict[str, Any]:
