@@ -138,6 +138,12 @@ def test_protocols_tell_no_sum_of_training_images_and_no_small_count(protocol, t
         ("data", "folder('a', classes=[\"b\", 'c\\'d'])", "folder('...', classes=['...', '...'])"),
         ("model", "from_pretrained('/nets/a', target='epsilon')", "from_pretrained('...', target='epsilon')"),
         ("model", 'from_pretrained("C:\\\\nets")', "from_pretrained('...')"),
+        ("model", "pretrained(folder='clinic_berlin', kind='a')", "pretrained(folder='...', kind='a')"),
+        (
+            "task",
+            "t(path=\"patients.pt\", groups='anna', attributes = 'b.csv', groups=3)",
+            "t(path='...', groups='...', attributes = '...', groups=3)",
+        ),
         ("weights", "/home/anna/my inception.pt", "..."),
         ("preprocessing", "uint8, [-1, 1]", "uint8, [-1, 1]"),
     ],

@@ -16,6 +16,7 @@ LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, but a manifest must not fi
 # depth mismatch".
 PARSING = threading.Lock()
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+FILE = re.compile(rf"\b((?:folder|path|attributes|groups)\s*=\s*)(?:{QUOTED.pattern})")  # a plain name may be a file's
 PATH = re.compile(r"[^\s'\",;()\[\]]*[/\\][^'\",;()\[\]]*")  # outside of quotes
 HIDDEN = "'...'"
 
@@ -96,9 +97,9 @@ def clip(source: str, limit: int = 120) -> str:
 
 
 def hidden(value: str, data: bool = False) -> str:
-    """A value of a recipe or protocol without names of files: of data no quoted word, elsewhere nothing with a slash."""
+    """A value of a recipe or protocol for others to read: of data no quoted word, elsewhere no name of a file."""
 
     def instead(found: re.Match[str]) -> str:
         return HIDDEN if data or "/" in found[0] or "\\" in found[0] else found[0]
 
-    return PATH.sub("...", QUOTED.sub(instead, value))
+    return PATH.sub("...", QUOTED.sub(instead, FILE.sub(rf"\1{HIDDEN}", value)))
