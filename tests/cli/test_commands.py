@@ -357,7 +357,7 @@ def test_sample_npz(effuse, finished, tmp_path):
     assert (made["a"]["images"] == made["b"]["images"]).all()
     assert all((made["a"]["images"] != made[other]["images"]).any() for other in ("seed", "label", "ema", "sampler"))
     output = json.loads(str(made["a"]["provenance"]))
-    assert output["weights_sha256"] == answer.json["weights_sha256"] and output["run"] == str(folder)
+    assert output["weights_sha256"] == answer.json["weights_sha256"] and output["run"] == folder.name
     assert output["synthetic"] is True
     assert output["asked"]["n"] == 12 and output["recipe"]["clients"] == "5" and output["batches"][0]["size"] == 12
     average = json.loads(str(made["ema"]["provenance"]))

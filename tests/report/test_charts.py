@@ -19,11 +19,24 @@ from effuse.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Point,
         ([3.0], [1, 2, 3, 4, 5]),
         ([0.0, 0.0], [0, 1]),
         ([-2.5, 2.5], [-4, -2, 0, 2, 4]),
+        ([1e-13, 2e-13], [1e-13, 1.25e-13, 1.5e-13, 1.75e-13, 2e-13]),
+        ([0.9, 0.9000000000000001], [0.25, 0.5, 0.75, 1, 1.25, 1.5]),
     ],
 )
 def test_ticks_are_round_and_around_all_values(values, ticks):
     """Whole values have whole ticks: there is no half round."""
-    assert _ticks(values) == pytest.approx(ticks)
+    assert _ticks(values) == pytest.approx(ticks, abs=0, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [([0.3, 0.1 + 0.2], 2), ([1.7e308] * 2, 0), ([5e-324, 1e-323], 2), ([-1.7e308, 1.0], 1), ([-1e300, 1e300], 2)],
+)
+def test_every_pair_of_values_has_a_chart(values, drawn):
+    """What cannot be subtracted is left out, and what is nearly the same stands still."""
+    svg = chart("a", [Series("a", [Point(i, y) for i, y in enumerate(values)])], "round")
+    places = points_of(svg) if svg else []
+    assert len(places) == drawn and all(TOP <= y <= HEIGHT - BOTTOM for _, y, _ in places)
 
 
 def points_of(svg: str) -> list:

@@ -8,12 +8,15 @@ import stat
 import pytest
 
 from effuse.core.errors import RunError
+from effuse.core.grammar import hidden
+from effuse.core.metric import Measurement
 from effuse.report.facts import Facts, Grid, within_budget
 from effuse.report.page import page, verdict
-from effuse.report.public import hidden, shareable
+from effuse.report.public import measurement, shareable
 from effuse.report.writer import write_report
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import Split
+from effuse.runs.trackers import numbers
 
 PNG = b"\x89PNG nearest pairs"
 
@@ -103,6 +106,30 @@ def test_a_round_of_one_client_keeps_its_loss_to_itself(run):
     alone = dataclasses.replace(records[0].traffic, clients={"2": {"up": 1, "down": 1}})
     facts = dataclasses.replace(Facts.of(run), records=[dataclasses.replace(records[0], traffic=alone), *records[1:]])
     assert [record.loss is None for record in shareable(facts).records] == [True, False, False]
+    silent = [
+        dataclasses.replace(records[0], silent=[0, 2]),  # two of three did not answer
+        dataclasses.replace(records[1], clients={"1": records[1].clients["1"]}),  # one of three told its loss
+        dataclasses.replace(records[2], silent=[0]),
+    ]
+    facts = dataclasses.replace(facts, records=silent)
+    assert [record.loss is None for record in shareable(facts).records] == [True, True, False]
+    assert ["loss" in numbers(record) for record in silent] == [False, False, True], "trackers have the same rule"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "told"),
+    [
+        ({"probe": "linear", "trained_on": 83, "split": "test", "images": 40}, {"probe", "split", "images"}),
+        ({"solver": "adam()", "trained_on": 500, "reference": 40}, {"solver", "trained_on", "reference"}),
+        ({"split": "train", "reference": 83, "generated": 10}, {"split", "generated"}),
+        ({"split": "test", "reference": 83}, {"split", "reference"}),
+        ({"subgroup": "a", "test images": 9, "reference": 9, "images": 9, "split": "test"}, {"subgroup", "split"}),
+        ({"subgroup": "a", "test images": 10, "reference": 10}, {"subgroup", "test images", "reference"}),
+    ],
+)
+def test_protocols_tell_no_sum_of_training_images_and_no_small_count(protocol, told):
+    """Beside a partition with one hidden cell, the sum of all cells would tell it."""
+    assert measurement(Measurement(0.5, protocol)).protocol.keys() == told
 
 
 @pytest.mark.parametrize(
@@ -111,6 +138,12 @@ def test_a_round_of_one_client_keeps_its_loss_to_itself(run):
         ("data", "folder('a', classes=[\"b\", 'c\\'d'])", "folder('...', classes=['...', '...'])"),
         ("model", "from_pretrained('/nets/a', target='epsilon')", "from_pretrained('...', target='epsilon')"),
         ("model", 'from_pretrained("C:\\\\nets")', "from_pretrained('...')"),
+        ("model", "pretrained(folder='clinic_berlin', kind='a')", "pretrained(folder='...', kind='a')"),
+        (
+            "task",
+            "t(path=\"patients.pt\", groups='anna', attributes = 'b.csv', groups=3)",
+            "t(path='...', groups='...', attributes = '...', groups=3)",
+        ),
         ("weights", "/home/anna/my inception.pt", "..."),
         ("preprocessing", "uint8, [-1, 1]", "uint8, [-1, 1]"),
     ],
@@ -167,6 +200,15 @@ def test_names_are_text(run):
         assert html.count("<script") == html.count("</script>") == 2, "ours, and the values"
         assert raw_of(html)["manifest"]["name"] == facts.name
         assert html.count('src="data:image/png;base64,') == 2, "a picture with another name is not ours"
+
+
+def test_the_public_page_shows_no_clients_own_model(run):
+    """Their samples tell what a single client holds."""
+    for name in ("round-00003-client-0.png", "round-00003-ema-client-1.png"):
+        (run / "samples" / name).write_bytes(PNG)
+    own, public = page(Facts.of(run)), page(shareable(Facts.of(run)))
+    assert "client 0&#x27;s model" in own and own.count('src="data:image/png;base64,') == 5
+    assert "s model" not in public and public.count('src="data:image/png;base64,') == 3
 
 
 def test_a_link_is_no_picture(run, tmp_path):

@@ -1,5 +1,7 @@
 """Pages that are written while a run goes on."""
 
+import contextlib
+import json
 import re
 import stat
 
@@ -7,9 +9,12 @@ import pytest
 from toy import toy_recipe
 
 import effuse
+from effuse.core.errors import RunError
 from effuse.core.recipe import Evaluate
 from effuse.diffusion.samplers import Ancestral
 from effuse.report import writer
+from effuse.report.compare import comparison
+from effuse.report.facts import read_facts
 from effuse.runs import driver
 from effuse.runs.observer import Observer
 
@@ -99,3 +104,37 @@ def test_every_event_is_passed_on():
     assert {"phase", "replied", "said"} <= set(events)
     for name in set(events) - {"started", "closed", "finished"}:
         assert getattr(outer, name) == getattr(inner, name)
+
+
+DAMAGE = [
+    ("evaluation.json", lambda found: found.update(metrics=[1])),
+    ("ledger.json", lambda found: found.update(privacy=[1])),
+    ("result.json", lambda found: found.update(privacy={"unit": "image"})),
+    ("partition.json", lambda found: found.update(labels=[[1, 2]] * 3, groups=[4])),
+    ("partition.json", lambda found: found.update(labels=[[1, 2]] * 9)),
+    ("rounds.jsonl", lambda found: found["traffic"]["clients"].update(x={"up": 1, "down": 1})),
+    ("rounds.jsonl", lambda found: found.update(silent=[999])),
+    ("rounds.jsonl", lambda found: found["traffic"].update(links={"cloud": {"up": {}}})),
+    ("audit/audit.json", lambda found: found.update(memorisation=None)),
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGE)
+def test_a_damaged_run_is_named(run, file, damage):
+    """In its own page; a public page leaves some of it out, and a comparison uses less of it."""
+    path = run / file
+    first, *others = (
+        path.read_text().splitlines() if file == "rounds.jsonl" else [path.read_text() if path.exists() else "{}"]
+    )
+    damage(found := json.loads(first))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([json.dumps(found), *others]) + "\n")
+    words = re.escape(f"{run}: a file of this run is damaged or not effuse's (")
+    with pytest.raises(RunError, match=words):
+        writer.write_report(run)
+    for other in (lambda: writer.write_report(run, public=True), lambda: comparison([read_facts(run)])):
+        with contextlib.suppress(RunError):
+            other()
+    if file in ("evaluation.json", "result.json"):
+        with pytest.raises(RunError, match=words):
+            comparison([read_facts(run)])

@@ -50,8 +50,14 @@ def watched_run(folder, *names: str) -> Heard:
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_one_adapter_serves_wandb_and_trackio(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, module := Calls(name))
+    made = {"wandb": ["Settings"], "trackio": []}[name]
+    if not made:
+        module.Settings = None  # trackio has none
     watched_run(tmp_path / "first", name)
-    assert [call for call, _, _ in module.calls] == ["init", "log", "log", "finish"]
+    assert [call for call, _, _ in module.calls] == [*made, "init", "log", "log", "finish"]
+    quiet = {"console": "off", "x_disable_meta": True, "disable_git": True, "disable_code": True}
+    assert [kwargs for call, _, kwargs in module.calls if call == "Settings"] == [quiet] * len(made)
+    module.calls = module.calls[len(made) :]
     begun, logged = module.calls[0][2], [(args[0], kwargs["step"]) for _, args, kwargs in module.calls[1:3]]
     assert begun["project"] == "effuse" and begun["name"] == "first" and begun["config"]["rounds"] == "2"
     assert not {"data", "model"} & begun["config"].keys(), "they may name paths"
@@ -65,6 +71,26 @@ def test_mlflow(tmp_path, monkeypatch):
     names = ["set_experiment", "start_run", "log_params", "log_metrics", "log_metrics", "end_run"]
     assert [call for call, _, _ in module.calls] == names
     assert max(len(value) for value in module.calls[2][1][0].values()) <= 500
+    tags = {"mlflow.user": "effuse", "mlflow.source.name": "effuse"}
+    assert module.calls[1][2] == {"run_name": "run", "tags": tags}, "else it sends the account and the program's path"
+
+
+def test_no_path_of_a_recipe_is_sent(tmp_path):
+    """The algorithm, too, may name a folder."""
+    told = {}
+
+    class Kept(Sink):
+        def begin(self, folder, config):
+            told.update(config)
+
+        log = end = lambda *args: None
+
+    class Private:
+        def saved(self):
+            return {"algorithm": "feddda(guide=from_pretrained(folder='/wards/anna/model'), share=0.5)", "rounds": "2"}
+
+    Tracker("wandb", Kept()).started(Private(), str(tmp_path), 0, None, 0)
+    assert told == {"algorithm": "feddda(guide=from_pretrained(folder='...'), share=0.5)", "rounds": "2"}
 
 
 def test_tensorboard_writes_event_files_that_it_can_read(tmp_path):

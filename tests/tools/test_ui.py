@@ -2,11 +2,13 @@
 
 import http.client
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
-from effuse.tools.ui import Pages, find_runs
+from effuse.tools.ui import TAIL, Pages, described, find_runs
 
 EVIL = "<script>alert(1)</script>[bold]x\x1b[2J"
 
@@ -140,6 +142,28 @@ def test_damaged_runs_do_not_break_the_page(served, runs):
         (runs / name / "manifest.json").write_text(text)
         (runs / name / "rounds.jsonl").write_text("[1]\n")
     assert asked(served, "/")[0].status == 200
+
+
+def test_a_run_that_cannot_be_shown_hides_no_other(served, runs, monkeypatch):
+    """A name that is not UTF-8, a loss of 400 digits, and a run that is deleted while the page is made."""
+    made(Path(os.fsdecode(os.fsencode(runs) + b"/caf\xe9")), report_html="its report")
+    huge = made(runs / "huge")
+    (huge / "rounds.jsonl").write_text('{"federated": 1, "loss": ' + "9" * 400 + "}\n")
+    answer, body = asked(served, "/")
+    assert answer.status == 200 and "table/cell-1" in body and "it cannot be shown: OverflowError" in body
+    assert "/run/caf%E9/report.html" in body and asked(served, "/run/caf%E9/report.html")[1] == "its report"
+    monkeypatch.setattr("effuse.tools.ui._walk", lambda folder, depth: [runs / "first", runs / "deleted"])
+    answer, body = asked(served, "/")
+    assert answer.status == 200 and "first" in body and "it cannot be shown: ValueError" in body
+
+
+def test_a_last_line_may_be_long(runs):
+    """It is read whole although the tail that is read first begins within it."""
+    lines = [{"federated": n, "noted": "x" * 3 * TAIL} for n in (1, 2)]
+    (runs / "first" / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert described(runs / "first")["done"] == 2
+    (runs / "first" / "rounds.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    assert described(runs / "first")["done"] == 1
 
 
 def test_the_folder_may_be_a_run_itself(runs):

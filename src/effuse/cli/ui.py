@@ -13,7 +13,10 @@ from effuse.core.errors import RunError
 def ui(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder of runs.")] = Path("runs"),
     host: Annotated[
-        str, typer.Option(help="The address to listen on; where it is not loopback, others can read all runs.")
+        str,
+        typer.Option(
+            help="The address to listen on. Every account of this machine can read the pages; beyond loopback, others too."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8765,
 ) -> None:

@@ -15,6 +15,10 @@ LONGEST_LIST = 1_000_000  # `[6000] * 10` is allowed, but a manifest must not fi
 # CPython 3.11 has one depth counter for all threads. Two threads that parse at once can fail with "AST constructor recursion
 # depth mismatch".
 PARSING = threading.Lock()
+QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+FILE = re.compile(rf"\b((?:folder|path|attributes|groups)\s*=\s*)(?:{QUOTED.pattern})")  # a plain name may be a file's
+PATH = re.compile(r"[^\s'\",;()\[\]]*[/\\][^'\",;()\[\]]*")  # outside of quotes
+HIDDEN = "'...'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +94,12 @@ def _dotted(node: ast.AST, source: str) -> str:
 def clip(source: str, limit: int = 120) -> str:
     """Text shortened for an error message."""
     return source if len(source) <= limit else source[: limit - 3] + "..."
+
+
+def hidden(value: str, data: bool = False) -> str:
+    """A value of a recipe or protocol for others to read: of data no quoted word, elsewhere no name of a file."""
+
+    def instead(found: re.Match[str]) -> str:
+        return HIDDEN if data or "/" in found[0] or "\\" in found[0] else found[0]
+
+    return PATH.sub("...", QUOTED.sub(instead, FILE.sub(rf"\1{HIDDEN}", value)))

@@ -1,6 +1,7 @@
 """The documents of a release: model card and data sheet, from the run's own records."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from effuse.report.facts import Facts
 from effuse.report.scorecard import STATED, Contents, Line, Question
 from effuse.report.words import amount, number, plural
 
+POOLS = re.compile(r"^centralised\b|\boracle\b|\breal=True")  # algorithms to which a simulation gives all images
 USE = {"purpose": "Purpose", "limits": "Not meant for", "contact": "Contact"}
 MARKS = {mark: f"\\{mark}" for mark in "\\`*_[]|#"} | {"<": "&lt;", ">": "&gt;"}
 
@@ -21,7 +23,7 @@ def model_card(name: str, facts: Facts, stated: Mapping[str, str], private: Sequ
     return _page(
         {"license": stated.get("license") or "other", "tags": ["synthetic", "federated-learning"]},
         f"# {plain(name)}",
-        f"Trained by {facts.algorithm} with {facts.count('clients')} clients, whose images stayed with them.",
+        f"Trained by {facts.algorithm} {_where(facts)}.",
         "## Use",
         _list(USE, stated),
         "`model/` opens with diffusers where it is a denoiser, else with effuse.",
@@ -34,6 +36,12 @@ def model_card(name: str, facts: Facts, stated: Mapping[str, str], private: Sequ
         _lines(private),
         f"SHA-256 of the weights: {result.weights_sha256}",
     )
+
+
+def _where(facts: Facts) -> str:
+    """Whose images trained the model, and where these were."""
+    stayed = "were all in one place" if POOLS.search(facts.recipe.get("algorithm", "")) else "stayed with them"
+    return f"with {facts.count('clients')} clients, whose images {stayed}"
 
 
 def data_sheet(

@@ -13,6 +13,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 38
 PALETTE = ("#2f6aa8", "#b4560f", "#2f7d3b", "#8a3f9c", "#a3263c", "#5b6470")  # of charts outside of a page
 COLOURS = len(PALETTE)
 MOST = 250  # points that are drawn of a series
+SAME = 1e-9  # the relative difference up to which values stand still
+SMALLEST, LARGEST = 1e-300, 1e300  # sizes of numbers that can be divided and subtracted; beyond them is zero, or nothing
 
 
 class Point(NamedTuple):
@@ -31,7 +33,7 @@ class Series(NamedTuple):
 
 def chart(title: str, series: Sequence[Series], across: str, zero: bool = False) -> str:
     """A figure with its title, a key to several series, and a tooltip at every point; from zero on if wanted."""
-    drawn = [Series(s.name, _thinned([p for p in s.points if math.isfinite(p.y)]), s.line) for s in series]
+    drawn = [Series(s.name, _thinned([p for p in s.points if abs(p.y) <= LARGEST]), s.line) for s in series]
     points = [point for s in drawn for point in s.points]
     if not points:
         return ""
@@ -97,15 +99,16 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
 def _ticks(values: Sequence[float]) -> list[float]:
     """Four to seven round numbers around all values."""
     low, high = min(values), max(values)
-    if high == low:
-        low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
+    most = max(abs(low), abs(high))
+    if high - low <= SAME * most or most < SMALLEST:
+        low, high = (low - abs(low) / 2, high + abs(high) / 2) if most >= SMALLEST else (0.0, 1.0)
     raw = (high - low) / 4
     whole = all(float(value).is_integer() for value in values)  # there is no half round
     raw = max(raw, 1.0) if whole else raw
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)) if power * m >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
 
 
 def _short(value: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from effuse.core.errors import RunError, nearest
 from effuse.report.charts import Point, Series, chart
-from effuse.report.facts import Facts, grids_of, rank
+from effuse.report.facts import Facts, grids_of, rank, readable
 from effuse.report.html import Cell, document, paragraph, picture, section, table, text
 from effuse.report.words import amount, duration, number
 
@@ -48,7 +48,10 @@ def comparison(runs: Sequence[Facts], by: str | None = None) -> tuple[str, list[
     """The page of several runs, and its rows."""
     names = [facts.path.name for facts in runs]
     shared = len(set(names)) < len(names)
-    made = [run_row(facts) | ({"run": str(facts.path)} if shared else {}) for facts in runs]
+    made = []
+    for facts in runs:
+        with readable(facts.path):
+            made.append(run_row(facts) | ({"run": str(facts.path)} if shared else {}))
     rows, by = sorted_rows(made, by)
     parts = [
         "<h1>Runs compared</h1>",

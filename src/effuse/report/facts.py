@@ -1,13 +1,14 @@
 """What a run folder says of its run, finished or not."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from effuse.core.errors import RunError
+from effuse.core.errors import RunError, shown
 from effuse.core.files import parsed, reading
 from effuse.core.metric import Measurement
 from effuse.core.recipe import read_manifest
@@ -26,6 +27,7 @@ class Grid:
     round: int
     name: str
     path: Path
+    client: int | None = None  # whose own model drew them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +133,12 @@ def grids_of(run: Path) -> list[Grid]:
         name = PICTURE.fullmatch(path.name)
         if name is None or path.is_symlink():
             continue
-        client = name[2] or name[4]
-        if client is not None and int(client) >= CLIENTS_SHOWN:
+        told = name[2] or name[4]
+        client = None if told is None else int(told)
+        if client is not None and client >= CLIENTS_SHOWN:
             continue
         words = "the delivered model" if client is None else f"client {client}'s model"
-        found.append(Grid(int(name[1]), f"{words}{', averaged over rounds' if name[3] else ''}", path))
+        found.append(Grid(int(name[1]), f"{words}{', averaged over rounds' if name[3] else ''}", path, client))
     return found
 
 
@@ -165,7 +168,20 @@ def read_facts(path: Path) -> Facts:
     """The facts of a run that somebody named; errors say what is wrong with the folder."""
     if not path.is_dir():
         raise RunError(f"{path} is not a run folder; give one that `effuse run` wrote")
-    return Facts.of(path)
+    with readable(path):
+        return Facts.of(path)
+
+
+@contextlib.contextmanager
+def readable(run: Path) -> Iterator[None]:
+    """Name the run folder in what its damaged or foreign files raise."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        found = shown(f"{type(error).__name__}: {error}", 200)
+        raise RunError(
+            f"{run}: a file of this run is damaged or not effuse's ({found}); restore it from a backup"
+        ) from error
 
 
 def _json(file: Path) -> dict[str, Any]:

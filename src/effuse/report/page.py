@@ -85,7 +85,8 @@ def tiles(facts: Facts) -> str:
 
 def samples(facts: Facts) -> str:
     """Grids by round, with a slider where there are several."""
-    grids = within_budget(grids_of(facts.path), PICTURES)
+    known = [grid for grid in grids_of(facts.path) if grid.client is None or not facts.public]
+    grids = within_budget(known, PICTURES)
     if not grids:
         return ""
     figures = []

@@ -1,17 +1,14 @@
 """What a public page leaves out: where files lie, and every single client."""
 
 import dataclasses
-import re
 from typing import Any
 
+from effuse.core.grammar import hidden
 from effuse.core.metric import Measurement
 from effuse.report.facts import Facts
-from effuse.report.heat import suppressed
+from effuse.report.heat import FEWEST, suppressed
 from effuse.runs.records import RoundRecord
 
-QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-PATH = re.compile(r"[^\s'\",;()\[\]]*[/\\][^'\",;()\[\]]*")  # outside of quotes
-HIDDEN = "'...'"
 KEPT = ("effuse", "name", "engine", "device", "created", "versions", "classes")  # of a manifest
 
 
@@ -40,23 +37,22 @@ def shareable(facts: Facts) -> Facts:
     )
 
 
-def hidden(value: str, data: bool = False) -> str:
-    """A value of a recipe or protocol without names of files: of data no quoted word, elsewhere nothing with a slash."""
-
-    def instead(found: re.Match[str]) -> str:
-        return HIDDEN if data or "/" in found[0] or "\\" in found[0] else found[0]
-
-    return PATH.sub("...", QUOTED.sub(instead, value))
-
-
 def measurement(m: Measurement) -> Measurement:
-    """The same number without names of files, and without single clients' numbers."""
-    protocol: dict[str, Any] = {k: hidden(v, k == "data") if isinstance(v, str) else v for k, v in m.protocol.items()}
+    """The same number without names of files, single clients' numbers, small counts, and numbers of training images."""
+    count = m.protocol.get("test images")  # of a subgroup
+    fewer = isinstance(count, int) and count < FEWEST
+    left_out = {
+        "trained_on": "probe" in m.protocol,  # training images; that of `cas` counts drawn ones
+        "reference": fewer or m.protocol.get("split") == "train",
+        "images": fewer,
+        "test images": fewer,
+    }
+    told = {k: v for k, v in m.protocol.items() if not left_out.get(k)}
+    protocol: dict[str, Any] = {k: hidden(v, k == "data") if isinstance(v, str) else v for k, v in told.items()}
     return dataclasses.replace(m, protocol=protocol, clients=None)
 
 
 def _record(record: RoundRecord) -> RoundRecord:
-    alone = len(record.traffic.clients or ()) < 2  # its mean loss is then one client's
     traffic = dataclasses.replace(record.traffic, clients=None, edges=None, evaluation=None)
     nothing: dict[str, Any] = dict.fromkeys(("noted", "updates", "clients", "silent"))
-    return dataclasses.replace(record, traffic=traffic, loss=None if alone else record.loss, images=0, **nothing)
+    return dataclasses.replace(record, traffic=traffic, loss=None if record.alone else record.loss, images=0, **nothing)

@@ -8,7 +8,7 @@ from effuse.core.errors import RunError
 from effuse.core.files import reading, write_atomically, writing
 from effuse.core.machine import Meter
 from effuse.core.recipe import Recipe
-from effuse.report.facts import Facts, read_facts
+from effuse.report.facts import Facts, read_facts, readable
 from effuse.report.page import page
 from effuse.report.public import shareable
 from effuse.runs.folder import RunFolder
@@ -33,7 +33,9 @@ def write_report(run: Path, *, public: bool = False, nearest: bool = False, out:
             pairs = file.read_bytes()
     usual = "public.html" if public else "audit/private/report.html" if nearest else "report.html"
     path = out or run / usual
-    save(path, page(shareable(facts) if public else facts, pairs), private=not public)
+    with readable(run):
+        html = page(shareable(facts) if public else facts, pairs)
+    save(path, html, private=not public)
     return path
 
 

@@ -96,6 +96,13 @@ class RoundRecord(Record):
     measuring: int | None = None  # network calls of that evaluation
     traffic: Traffic
 
+    @property
+    def alone(self) -> bool:
+        """Whether the loss is one client's: one reported it, or one of those that were asked was not silent."""
+        losses = sum(own.loss is not None for own in (self.clients or {}).values())
+        asked = {int(k) for k in self.traffic.clients or {}}
+        return 1 in (losses, len(asked.difference(self.silent or ())))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result(Record):

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from effuse.core.errors import RecipeError, RunError, nearest, shown
+from effuse.core.grammar import hidden
 from effuse.core.machine import Meter
 from effuse.core.recipe import Recipe
 from effuse.runs.observer import Observer
 from effuse.runs.records import RoundRecord
 
 PROJECT = "effuse"
-PRIVATE = ("data", "model")  # keys of a recipe that may name paths
+PRIVATE = ("data", "model")  # keys of a recipe that are left out; the others are sent without paths
+SENT_BY_MLFLOW = ("mlflow.user", "mlflow.source.name")  # by default the account and the path of the program
 LONGEST_PARAMETER = 500  # characters that MLflow takes
 EVENTS = ("started", "phase", "evaluating", "waiting", "replied", "said", "closed", "finished")
 
@@ -45,7 +47,10 @@ class Wandb(Sink):
         self.module = module
 
     def begin(self, folder: Path, config: Mapping[str, str]) -> None:
-        self.module.init(project=PROJECT, name=folder.name, config=dict(config))
+        settings = getattr(self.module, "Settings", None)  # wandb's alone; by default it sends the command, code and host
+        quiet = settings and settings(console="off", x_disable_meta=True, disable_git=True, disable_code=True)
+        more = {"settings": quiet} if settings else {}
+        self.module.init(project=PROJECT, name=folder.name, config=dict(config), **more)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self.module.log(dict(values), step=step)
@@ -83,7 +88,7 @@ class MLflow(Sink):
 
     def begin(self, folder: Path, config: Mapping[str, str]) -> None:
         self.module.set_experiment(PROJECT)
-        self.module.start_run(run_name=folder.name)
+        self.module.start_run(run_name=folder.name, tags=dict.fromkeys(SENT_BY_MLFLOW, PROJECT))
         self.module.log_params({key: value[:LONGEST_PARAMETER] for key, value in config.items()})
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -110,7 +115,7 @@ class Tracker(Observer):
         self.begun = self.failed = False
 
     def started(self, recipe: Recipe, folder: str, first: int, meter: Meter, traffic: int) -> None:
-        config = {key: value for key, value in recipe.saved().items() if key not in PRIVATE}
+        config = {key: hidden(value) for key, value in recipe.saved().items() if key not in PRIVATE}
         self.begun = True
         self._try(lambda: self.sink.begin(Path(folder), config))
 
@@ -161,7 +166,7 @@ class Several(Observer):
 def numbers(record: RoundRecord) -> dict[str, float]:
     """The numbers of a round that a tracker is told."""
     found: dict[str, float | None] = {
-        "loss": record.loss,
+        "loss": None if record.alone else record.loss,
         "round": record.federated,
         "images": record.images or None,
         "seconds": record.seconds.round,

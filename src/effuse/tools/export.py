@@ -17,6 +17,7 @@ from effuse.core.algorithm import fields_of
 from effuse.core.capabilities import Draws
 from effuse.core.errors import RunError
 from effuse.core.files import write_atomically, writing
+from effuse.core.grammar import hidden
 from effuse.core.grid import save_grid
 from effuse.core.metric import Images
 from effuse.core.recipe import Recipe, read_manifest
@@ -42,7 +43,7 @@ def export(
     """Write images as a picture, a folder with one subfolder per class, or arrays; returns the path."""
     provenance = _made(opened.run, opened.recipe) | {
         "weights_sha256": opened.model.params.digest(),
-        "sampler": text(sampler or opened.recipe.sampler),
+        "sampler": hidden(text(sampler or opened.recipe.sampler)),
         "asked": asked,
         "batches": seeds,  # plain diffusers draws the same batches from their torch seeds
         "rounds": opened.rounds or opened.recipe.rounds,
@@ -64,7 +65,10 @@ def export_auxiliary(run: Path, form: str, where: Path) -> tuple[Path, int]:
     assert isinstance(algorithm, Draws)
     labelled = all(arch.conditional for arch, _ in algorithm.drawn_from(recipe))
     sampler = getattr(algorithm, "sampler", None)  # images need not come from a sampler
-    provenance = _made(run, recipe) | {"sampler": None if sampler is None else text(sampler), "auxiliary": len(found)}
+    provenance = _made(run, recipe) | {
+        "sampler": None if sampler is None else hidden(text(sampler)),
+        "auxiliary": len(found),
+    }
     return write(found.images(labelled), form, where, provenance, found.origin.tolist()), len(found)
 
 
@@ -81,8 +85,8 @@ def _made(run: Path, recipe: Recipe) -> dict[str, Any]:
         "made_by": f"effuse {effuse.__version__}",
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "synthetic": not isinstance(recipe.algorithm, Draws) or recipe.algorithm.generated,
-        "run": str(run),
-        "recipe": recipe.saved(),
+        "run": run.resolve().name,  # exports are passed on, so no path is told
+        "recipe": {key: hidden(value, key == "data") for key, value in recipe.saved().items()},
         "classes": read_manifest(run).get("classes"),  # the names of the labels, in order
     }
 

@@ -7,6 +7,7 @@ is ever opened. Names are shown as text, and the page has no script.
 import html
 import ipaddress
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from effuse.core.errors import shown
 
 DEPTH = 4  # folders below the root in which runs are looked for
 MOST = 500  # runs on the page, the newest first
-TAIL = 1 << 18  # bytes of rounds.jsonl that are read for its last line
+TAIL = 1 << 18  # bytes of rounds.jsonl that are read for its last line, and more where that is longer
 LARGEST = 64 << 20  # bytes of a file that is served
 AGAIN = 5  # seconds after which the page loads itself again
 PAGE = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'none'"
@@ -39,8 +40,15 @@ progress { width: 7rem; display: block }
 
 def find_runs(root: Path) -> dict[str, Path]:
     """The run folders below a folder by their paths in it, the newest first; links are not followed."""
-    found = sorted(_walk(root, DEPTH), key=lambda run: (run / "manifest.json").stat().st_mtime, reverse=True)
+    found = sorted(_walk(root, DEPTH), key=_changed, reverse=True)
     return {root.name if run == root else run.relative_to(root).as_posix(): run for run in found[:MOST]}
+
+
+def _changed(run: Path) -> float:
+    try:
+        return (run / "manifest.json").stat().st_mtime
+    except OSError:  # it was deleted meanwhile
+        return 0.0
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
@@ -94,8 +102,13 @@ def _last(path: Path) -> dict[str, Any]:
     """The last whole line of a file of JSON lines."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = [line for line in file.read().split(b"\n")[:-1] if line]
+            size, tail, lines = path.stat().st_size, TAIL, list[bytes]()
+            while len(lines) < 2:  # the first may have been cut
+                file.seek(max(0, size - tail))
+                lines = [line for line in file.read().split(b"\n")[:-1] if line]
+                if tail >= size:
+                    break
+                tail *= 2
         found = json.loads(lines[-1]) if lines else {}
     except (OSError, ValueError, RecursionError):
         return {}
@@ -115,7 +128,14 @@ def page(root: Path) -> str:
 
 
 def _row(key: str, run: Path) -> str:
-    about, link = described(run), f"/run/{quote(key, safe='')}"
+    try:
+        return _told(key, run)
+    except Exception as error:  # one damaged run, or one that was deleted meanwhile, does not hide the others
+        return f"<tr><td><b>{_text(key)}</b><td colspan=4>it cannot be shown: {_text(type(error).__name__)}</tr>"
+
+
+def _told(key: str, run: Path) -> str:
+    about, link = described(run), f"/run/{quote(os.fsencode(key), safe='')}"
     report = f'<br><a href="{link}/report.html">report</a>' if (run / "report.html").is_file() else ""
     grid = f'<img alt="newest samples" src="{link}/samples.png">' if _samples(run) else ""
     metrics = "<br>".join(f"{_text(name)} {_text(_number(value))}" for name, value in about["metrics"].items())
@@ -156,9 +176,11 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError:
             return self._answer(HTTPStatus.BAD_REQUEST, b"that is no address")
         if path == "/":
-            return self._answer(HTTPStatus.OK, page(self.server.root).encode(), "text/html; charset=utf-8", PAGE)
+            return self._answer(
+                HTTPStatus.OK, page(self.server.root).encode("utf-8", "backslashreplace"), "text/html; charset=utf-8", PAGE
+            )
         match = re.fullmatch(r"/run/([^/]+)/(report\.html|samples\.png)", path)
-        run = find_runs(self.server.root).get(unquote(match[1])) if match else None
+        run = find_runs(self.server.root).get(os.fsdecode(unquote_to_bytes(match[1]))) if match else None
         if match is None or run is None:
             return self._answer(HTTPStatus.NOT_FOUND, b"there is no such page")
         if match[2] == "samples.png":

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.algorithms.feddifrc import FedDifRC
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.shared.guides import Encoder
-from effuse.core.errors import DataError, FederationError, RecipeError, TrainingError
+from effuse.core.errors import DataError, FederationError, ModelError, RecipeError, TrainingError
 from effuse.core.federation import Order
 from effuse.core.rng import Stream
 from effuse.core.wire import encode
 from effuse.data.folders import Folder
 from effuse.models import pretrained
+from effuse.models.local import LocalCopy
 from effuse.models.pretrained import FromPretrained
 from effuse.models.resnet import Cnn
 from effuse.models.unet import Unet
@@ -380,6 +382,23 @@ def test_an_error_about_an_order_is_disclosed_without_paths(tmp_path):
         site.perform(encode(Order("train", 1, 1, 0, 0, "0_0", "0_0"), Order), job_body())
     assert "hospital" in str(missing.value) and "hospital" not in site.disclosed(missing.value)
     assert "client folder its folder has no snapshot '0_0'" in site.disclosed(missing.value)
+
+
+def test_a_copy_that_differs_is_disclosed_without_its_place(tmp_path):
+    """The site's folder of published networks may be named after a person; the pinned hash is the server's own."""
+
+    folder = tmp_path / "jane doe" / "net"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(b"another")
+    copy = SimpleNamespace(name="copy", folder="net", path=folder, files=("weights",), optional=(), sha256="0" * 64)
+    with pytest.raises(ModelError, match="jane doe") as caught:
+        LocalCopy.verified(copy)
+    site = site_at(tmp_path / "site")
+    sentence = site.disclosed(caught.value)
+    assert "jane" not in sentence and str(tmp_path) not in sentence
+    assert sentence.startswith("the files in '...' are not those of the recipe: their SHA-256 is ")
+    bare = ModelError(f"{tmp_path}/jane doe/net: its model_type is x; supported are clip, dinov2")
+    assert site.disclosed(bare) == "...; supported are clip, dinov2"
 
 
 def job_body(**changes) -> bytes:

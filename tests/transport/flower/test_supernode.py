@@ -237,3 +237,17 @@ def test_refused_activations_are_noted_once_for_the_operator(tmp_path, monkeypat
     asyncio.run(noting({"type": "http", "path": "/v1/fleet/x", "client": ("10.0.0.4", 1), "status": 412}, None, send))
     assert sent == [412, 412, 200, 401, 412]
     assert turned_away.taken(path) == ["10.0.0.1", "10.0.0.3"] and turned_away.taken(path) == []
+
+
+def test_old_addresses_make_room_for_new_ones(tmp_path, monkeypatch):
+    """Where two are remembered, a third within a minute is not noted; a minute later it is, as is the first again."""
+    now = 1000.0
+    monkeypatch.setattr(turned_away, "MOST", 2)
+    monkeypatch.setattr(turned_away.time, "monotonic", lambda: now)
+    noting = turned_away.Noting(None, tmp_path / turned_away.FILE)
+    for address in ("a", "b", "c"):
+        noting._note(address)
+    now += turned_away.AGAIN
+    for address in ("c", "a", "b"):
+        noting._note(address)
+    assert turned_away.taken(noting.path) == ["a", "b", "c", "a"] and len(noting.noted) == 2

@@ -24,7 +24,7 @@ from effuse.core.errors import (
 )
 from effuse.core.federation import Order
 from effuse.core.files import clear_partial, held, parsed, write_atomically, writing
-from effuse.core.grammar import clip
+from effuse.core.grammar import clip, hidden
 from effuse.core.privacy import Budget
 from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.wire import decode
@@ -192,9 +192,9 @@ class Site:
         return self.disclosed(error)
 
     def disclosed(self, error: Exception) -> str:
-        """The sentence for the server: about its own terms and orders in full, about anything else only the error's type."""
+        """The sentence for the server: about its own terms and orders without paths, about anything else only the error's type."""
         if isinstance(error, DISCLOSED):
-            return str(error).replace(str(self.folder), "its folder")
+            return hidden(str(error).replace(str(self.folder), "its folder"))
         return f"{type(error).__name__}; the details are in the site's own log"
 
     def shard(self, recipe: Recipe, classes: tuple[str, ...]) -> Shard:

@@ -30,7 +30,11 @@ class Noting:
 
     def _note(self, address: str) -> None:
         now = time.monotonic()
-        if now - self.noted.get(address, -AGAIN) < AGAIN or len(self.noted) >= MOST:
+        if now - self.noted.get(address, -AGAIN) < AGAIN:
+            return
+        if len(self.noted) >= MOST:
+            self.noted = {known: then for known, then in self.noted.items() if now - then < AGAIN}
+        if len(self.noted) >= MOST:
             return
         self.noted[address] = now
         with open(self.path, "a") as file:

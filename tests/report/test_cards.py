@@ -1,0 +1,15 @@
+"""What a model card says of a run."""
+
+import dataclasses
+
+from effuse.report.cards import model_card
+from effuse.report.facts import Facts
+
+
+def test_images_stayed_with_clients_unless_they_were_pooled(run):
+    facts = Facts.of(run)
+    assert "Trained by fedavg with 3 clients, whose images stayed with them." in model_card("x", facts, {}, [])
+    for algorithm in ("centralised(local=adam())", "feddiff(filter=oracle())", "feddiff(real=True)"):
+        pooled = dict(facts.manifest) | {"recipe": facts.recipe | {"algorithm": algorithm}}
+        card = model_card("x", dataclasses.replace(facts, manifest=pooled), {}, [])
+        assert "with 3 clients, whose images were all in one place." in card and "stayed" not in card
