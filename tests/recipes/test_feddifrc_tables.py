@@ -117,6 +117,20 @@ def test_every_method_without_labels_can_be_rehearsed(method):
         )
 
 
+@pytest.mark.parametrize(("scale", "rounds", "epochs"), [("paper", 100, 10), ("scaled", 40, 5)])
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_cifar_without_labels(data, scale, rounds, epochs):
+    """10 clients, 100 rounds of 10 epochs in batches of 64 are the paper's; FedEMA's solver is that of its code, for all."""
+    for method in ("fedema", "fedlid", "feddifrc"):
+        recipe = find_recipe(f'feddifrc.unlabelled("{method}", "{data}", scale="{scale}")')[1]
+        local = recipe.algorithm.local
+        assert (recipe.clients, recipe.rounds, local.epochs, local.batch) == (10, rounds, epochs, 64)
+        assert (local.lr, local.momentum, local.weight_decay, local.ragged) == (0.032, 0.9, 5e-4, "drop")
+        assert local.ema == (0.99 if method == "fedema" else None)
+        if method != "feddifrc":
+            assert (recipe.model.hidden, recipe.model.width, recipe.model.predictor) == (4096, 2048, method == "fedema")
+
+
 def classifiers():
     """Every method and data set that the tables pair, with the call of one cell."""
     found = {}
