@@ -73,6 +73,11 @@ def test_the_contrast_by_hand():
     assert [noted, loss] == pytest.approx([math.log(1 + math.exp(-1)), math.log(2) + 10 * noted], rel=1e-6)
 
 
+def test_the_contrast_of_two_cosines():
+    """cos 0.9 and 0.5 at T 0.5: ln(1 + e^(1.0 - 1.8)) = 0.371100666."""
+    assert contrast([0.9, 0.19**0.5], [0.5, 0.75**0.5])[1] == pytest.approx(0.371100666, abs=1e-6)
+
+
 def test_equal_models_give_ln_2_and_a_gradient_of_zero():
     """near = far, so -log(1/2); the gradients of both similarities cancel."""
     _, noted, gradient = contrast([0.0, 1.0], [0.0, 1.0])

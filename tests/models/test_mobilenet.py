@@ -31,6 +31,28 @@ def test_five_halvings_and_fewer_with_another_stem():
         assert logits.shape == (2, 200) and features.shape == (2, 512)
 
 
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_its_levels_are_the_ends_of_its_resolutions(norm):
+    """The stem (32), then before each halving 16, 24, 32 and 96 channels, then the features; the output does not change."""
+    net = MobileNetV2(norm=norm, projection=5).resolved(Shape(32, 3, 10)).build().eval()
+    x = torch.randn(2, 3, 32, 32)
+    output, levels = net(x, give="levels")
+    assert torch.equal(output, net(x)) and [level.shape[1] for level in levels] == [32, 16, 24, 32, 96, 512]
+    maps = net.maps(x)
+    assert [m.shape[2] for m in maps] == [16, 16, 8, 4, 2, 1] and all(bool((m < 0).any()) for m in maps)
+    assert torch.equal(maps[2], net.stages[:3](net.stem(x))) and torch.equal(levels[2], maps[2].mean((2, 3)))
+
+
+def test_a_projection_and_a_cosine_head():
+    """Without its head of 512 x 200 + 200: a projection of 512 x 512 + 512 and 512 x 256 + 256, and s alone is trained."""
+    arch = MobileNetV2(projection=256, head="cosine").resolved(Shape(64, 3, 200))
+    plain = 2_079_176 - (512 * 200 + 200)
+    assert parameters(arch)["total"] == plain + 512 * 512 + 512 + 512 * 256 + 256 + 1
+    net = arch.build()
+    torch.testing.assert_close(net.head.weight @ net.head.weight.T, torch.eye(200), rtol=0, atol=1e-5)
+    assert net.head.scale.item() == 20.0
+
+
 def test_a_shortcut_where_shapes_agree():
     """A branch of noughts: the image itself with a shortcut, noughts without."""
     arch, x = MobileNetV2(), torch.rand(1, 16, 4, 4)

@@ -13,6 +13,7 @@ from effuse.core.rng import Stream
 from effuse.core.spec import text
 from effuse.metrics.cost import parameters
 from effuse.models.unet import CifarUnet, DigitsUnet, MnistUnet, Unet
+from effuse.recipes.feddifrc.methods import NETWORK
 
 CIFAR, MNIST, DIGITS = Shape(32, 3, 10), Shape(28, 1, 10), Shape(8, 1, 10)
 TINY = Unet(side=8, channels=1, classes=3, widths=(8, 16), layers=1, attention=(4,), groups=4, conditional=True)
@@ -31,6 +32,21 @@ def test_cifar_network_with_classes() -> None:
     """Eleven embeddings of 4 x 128 values, all in the encoder."""
     arch = CifarUnet(conditional=True).resolved(CIFAR)
     assert parameters(arch)["encoder"] == 10_523_008 + 11 * 512
+
+
+@pytest.mark.parametrize(
+    ("arch", "count", "stages"),
+    [
+        (CifarUnet(conditional=True), 35_751_939, [(256, 4), (256, 8), (256, 16), (256, 32), (128, 32)]),
+        (NETWORK, 8_954_883, [(128, 4), (128, 8), (128, 16), (128, 32), (64, 32)]),
+    ],
+)
+def test_stages_of_the_guides_of_cifar(arch: Arch, count: int, stages: list[tuple[int, int]]) -> None:
+    """Channels and side of the middle and of the decoder's stages; 35,746,307 + 11 x 512 = 35,751,939 parameters."""
+    arch = arch.resolved(CIFAR)
+    assert parameters(arch)["total"] == count
+    maps = arch.hollow_net()(*arch.example(), give="stages")
+    assert [tuple(m.shape[1:3]) for m in maps] == stages
 
 
 def test_attention_everywhere() -> None:

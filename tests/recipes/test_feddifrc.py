@@ -83,17 +83,6 @@ def test_features_without_labels(method, tmp_path):
     assert arch.hollow_net()(*arch.example(), give="features").shape == (1, 64)
 
 
-@pytest.mark.parametrize(("size", "rounds", "epochs"), [("paper", 100, 10), ("scaled", 40, 5), ("smoke", 2, 1)])
-def test_cifar_without_labels_has_the_papers_settings(size, rounds, epochs):
-    """FedDifRC's settings: 10 clients, 100 rounds of 10 epochs in batches of 64, SGD 0.01, momentum 0.9, decay 1e-5."""
-    recipe = find_recipe(f'feddifrc.labelfree("fedema", scale="{size}")')[1]
-    local = recipe.algorithm.local
-    assert (recipe.clients, recipe.rounds, local.epochs, local.batch) == (10, rounds, epochs, 64)
-    assert (local.lr, local.momentum, local.weight_decay, local.ema, local.ragged) == (0.01, 0.9, 1e-5, 0.99, "drop")
-    assert (recipe.model.hidden, recipe.model.width, recipe.model.predictor) == (4096, 2048, True)
-    assert not find_recipe(f'feddifrc.labelfree("fedlid", scale="{size}")')[1].model.predictor
-
-
 def test_a_guide_without_labels_needs_a_folder():
     with pytest.raises(RecipeError, match=r"needs the folder of a guide's model; run feddifrc.guide\(labels=False\)"):
         find_recipe('feddifrc.labelfree("feddifrc")')

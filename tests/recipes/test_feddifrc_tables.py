@@ -1,18 +1,36 @@
 """FedDifRC's tables: printed numbers, every method's recipe, the comparison and its tuning."""
 
+import dataclasses
 import statistics
 
 import pytest
+import torch
 
+from effuse.algorithms.shared.guides import Own
+from effuse.core.data import Dataset, Shape, Shard
 from effuse.core.errors import RecipeError
+from effuse.core.federation import SETUP_T
+from effuse.models.resnet import Resnet
 from effuse.recipes import find_recipe, find_table, tables
 from effuse.recipes.feddifrc import printed
 from effuse.recipes.feddifrc.comparison import TRIALS
+from effuse.recipes.feddifrc.methods import NETWORK
 from effuse.runs.driver import run
 from effuse.tools.check import check
 from effuse.tools.reproduce import Reproduction
+from effuse.transport.refusals import hollow_model
+from effuse.transport.rehearsal import Rehearsal
 
 NUMBERED = [f"feddifrc.table{n}" for n in range(1, 17)]
+SHAPES = {  # side and classes
+    "cifar10": (32, 10),
+    "cifar100": (32, 100),
+    "tiny": (64, 200),
+    "digits5": (32, 10),
+    "office": (32, 10),
+    "ham10000": (64, 7),
+    "eurosat": (64, 10),
+}
 SHORT = ["rounds=2", "data=some(digits(), 300)", "clients=7", "threads=1"]
 METHODS = ("fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge", "feddifrc")
 
@@ -26,6 +44,8 @@ def test_every_cell_is_a_recipe_at_every_scale(name, tmp_path):
         planned = Reproduction(name, table, tmp_path, scale).planned
         assert len(planned) == len(table.cells) >= 5
         recipes = [plan.recipe for plan in planned.values()]
+        for recipe in recipes:
+            recipe.algorithm.ready(recipe.clients)
         if scale == "smoke":
             assert all("digits()" in str(recipe.data) for recipe in recipes), "a smoke run needs no files"
 
@@ -97,6 +117,113 @@ def test_every_method_without_labels_can_be_rehearsed(method):
         )
 
 
+@pytest.mark.parametrize(("scale", "rounds", "epochs"), [("paper", 100, 10), ("scaled", 40, 5)])
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_cifar_without_labels(data, scale, rounds, epochs):
+    """10 clients, 100 rounds of 10 epochs in batches of 64 are the paper's; FedEMA's solver is that of its code, for all."""
+    for method in ("fedema", "fedlid", "feddifrc"):
+        recipe = find_recipe(f'feddifrc.unlabelled("{method}", "{data}", scale="{scale}")')[1]
+        local = recipe.algorithm.local
+        assert (recipe.clients, recipe.rounds, local.epochs, local.batch) == (10, rounds, epochs, 64)
+        assert (local.lr, local.momentum, local.weight_decay, local.ragged) == (0.032, 0.9, 5e-4, "drop")
+        assert local.ema == (0.99 if method == "fedema" else None)
+        if method != "feddifrc":
+            assert (recipe.model.hidden, recipe.model.width, recipe.model.predictor) == (4096, 2048, method == "fedema")
+
+
+def classifiers():
+    """Every method and data set that the tables pair, with the call of one cell."""
+    found = {}
+    for name in (*NUMBERED, "feddifrc.comparison"):
+        for cell in find_table(name)[1].cells:
+            if cell.recipe.startswith("feddifrc.classifier("):
+                method, data = [word.strip('" ') for word in cell.recipe.partition("(")[2].split(",")[:2]]
+                found.setdefault((method, data), cell.recipe.replace("{scale}", "paper"))
+    return [pytest.param(call, data, id=f"{method}-{data}") for (method, data), call in sorted(found.items())]
+
+
+@pytest.mark.parametrize(("call", "data"), classifiers())
+def test_every_method_has_the_network_that_it_needs(call, data):
+    """Set up on shapes, an untrained guide in the place of a folder's: levels, features, a cosine head, a projection."""
+    side, classes = SHAPES[data]
+    images = torch.zeros(14, 3, side, side, dtype=torch.uint8)
+    shard = Shard.whole(Dataset(images, torch.arange(14) % classes, tuple(map(str, range(classes)))))
+    recipe = find_recipe(call)[1]
+    untrained = NETWORK.resolved(Shape(side, 3, classes))
+    algorithm, model = recipe.algorithm, recipe.model
+    if algorithm.name == "fed3r":
+        model = dataclasses.replace(model, network=untrained)
+    elif algorithm.name == "feddda":
+        algorithm = dataclasses.replace(algorithm, guide=untrained)
+    elif algorithm.name == "feddifrc":
+        algorithm = dataclasses.replace(algorithm, guide=Own(network=untrained, reduce="random"))
+    recipe = dataclasses.replace(recipe, algorithm=algorithm, model=model.resolved(Shape(side, 3, classes)))
+    fed = Rehearsal(recipe, [shard] * recipe.clients)
+    fed.begin(SETUP_T, 0)
+    recipe.algorithm.setup(hollow_model(recipe), fed)
+    if algorithm.name == "moon":
+        assert recipe.model.projection in (256, 512), "MOON compares projections"
+
+
+def test_every_network_of_the_comparison_has_the_same_projection():
+    """So that class vectors and means, negative half of the time, can be reached; the ridge's is the guide itself."""
+    calls = [c.recipe.replace("{scale}", "scaled") for c in find_table("feddifrc.comparison")[1].cells]
+    recipes = [find_recipe(call)[1] for call in calls if "classifier(" in call and '"ridge"' not in call]
+    assert {dataclasses.replace(recipe.model, head="linear") for recipe in recipes} == {
+        Resnet(blocks=(1, 1, 1, 1), projection=512)
+    }
+    guides = [recipe.algorithm.guide for recipe in recipes if recipe.algorithm.name == "feddifrc"]
+    assert {guide.pool for guide in guides if guide.name == "own"} == {"mean"}
+    assert {cell.recipe.count("projected=True") for cell in find_table("feddifrc.table8")[1].cells} == {1}
+    alone = find_recipe('feddifrc.classifier("feddifrc", "cifar10", "nid2", "paper", "sd")')[1]
+    assert alone.model.projection is None and alone.algorithm.guide.pool == "l2"
+
+
+@pytest.mark.parametrize(("clients", "batches"), [(10, 3), (20, 3), (30, 3), (50, 5), (100, 10)])
+def test_fedcda_compares_ten_clients_at_most_in_table_14(clients, batches, tmp_path):
+    """3^17 choices of 50 clients in three batches are refused; 3^10 = 59,049 are below the limit of 100,000."""
+    table = Reproduction("feddifrc.table14", find_table("feddifrc.table14")[1], tmp_path)
+    recipe = table.planned[f"fedcda-{clients}-0"].recipe
+    assert (recipe.clients, recipe.algorithm.batches) == (clients, batches)
+
+
+def test_label_shift_has_its_ancestors_mask_and_minimum():
+    """Who holds an equal share gets no images of later classes, and everybody has ten; also under a long tail."""
+    for scenario in ("nid1-0.05", "tail-100"):
+        partition = find_recipe(f'feddifrc.classifier("fedavg", "cifar10", "{scenario}", "paper")')[1].partition
+        skew = partition if scenario == "nid1-0.05" else partition.then
+        assert skew.mask and skew.minimum == 10
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes", "classes", "each", "used"),
+    [
+        ("cifar10", "equal", 10, 5000, 31_780),
+        ("cifar100", "shared", 100, 500, 50_000),
+        ("tiny", "shared", 200, 500, 100_000),
+    ],
+)
+def test_sizes_of_nid2(data, sizes, classes, each, used):
+    """Equal sizes: 5000 // 11 = 454, times 10 classes and 7 clients. Of 500 they would be 4 x 100 x 7 and 2 x 200 x 7."""
+    partition = find_recipe(f'feddifrc.classifier("fedavg", "{data}", "nid2", "paper")')[1].partition
+    assert partition.sizes == sizes
+    labels = torch.arange(classes).repeat(each)
+    images = torch.empty(len(labels), 1, 1, 1, dtype=torch.uint8, device="meta")
+    dataset = Dataset(images, labels, tuple(map(str, range(classes))))
+    assert sum(len(rows) for rows in partition.split(dataset, 7, 0)) == used
+    if sizes == "shared":
+        equal = dataclasses.replace(partition, sizes="equal").split(dataset, 7, 0)
+        assert sum(len(rows) for rows in equal) == 2_800
+
+
+def test_fedavg_for_longer_is_longer_at_every_scale(tmp_path):
+    """Half as many rounds again: 60 for 40, 8 for 5."""
+    table = find_table("feddifrc.comparison")[1]
+    for scale, rounds in (("scaled", 60), ("smoke", 8)):
+        planned = Reproduction("feddifrc.comparison", table, tmp_path, scale).planned
+        assert planned["nid1-0.05-fedavg-longer-0"].recipe.rounds == rounds
+
+
 def test_the_guide_is_trained_on_the_partition_of_its_classifiers():
     for scenario in ("nid1-0.05", "nid2", "tail-100"):
         guide = find_recipe(f'feddifrc.own_guide("cifar10", "{scenario}")')[1]
@@ -122,6 +249,8 @@ def test_a_smoke_cell_of_the_comparison_runs(tmp_path):
 
 def test_tuning_has_equal_trials_on_its_own_seeds_and_images():
     assert {len(values) for _, values in TRIALS.values()} == {5}
+    trials = {name: {k: v for k, v in TRIALS.items() if k.startswith(f"{name}-")} for name in ("both", "vectors")}
+    assert list(trials["both"].values()) == list(trials["vectors"].values()) and len(trials["both"]) == 3
     cells = find_table("feddifrc.tuned")[1].cells
     assert all("seed=100" in cell.settings and "True" in cell.recipe for cell in cells)
     recipe = find_recipe('feddifrc.classifier("fedprox", validation=True)')[1]
@@ -140,7 +269,7 @@ def test_the_comparison_has_controls_on_every_seed_and_rivals_on_the_first():
     assert all(by_seed[seed] == paired for seed in range(1, 6)) and by_seed[0] > paired
     assert {"fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge"} < by_seed[0]
     both = next(c for c in cells if c.name == "nid1-0.05-both-2")
-    assert both.recipe.endswith('"own", "{out}/nid1-0.05-guide-2/model")')
+    assert '"own", "{out}/nid1-0.05-guide-2/model", ' in both.recipe
     assert next(c for c in cells if c.labels["method"] == "fedavg-iid").recipe.startswith(
         'feddifrc.classifier("fedavg", "cifar10", "iid"'
     )

@@ -27,7 +27,7 @@ class Headed(Arch):
 
     network: Arch
     stages: tuple[NonNegativeInt, ...] = (2, 3, 4)  # 0 is the middle, 1 the first stage of the decoder
-    pool: Literal["mean", "l2"] = "mean"  # over positions
+    pool: Literal["mean", "l2"] = "mean"  # over positions; l2: the root mean square
     t: NonNegativeInt = 0  # the time step that the network is told
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class HeadedNet(ClassifierNet):
         t = torch.full((len(x),), self.t, dtype=torch.int64, device=x.device)
         maps = self.network(x, t, torch.full_like(t, NULL), give="stages")
         chosen = [maps[k].float().flatten(2) for k in self.stages]
-        return torch.cat([m.mean(2) if self.pool == "mean" else m.norm(dim=2) for m in chosen], dim=1)
+        return torch.cat([m.mean(2) if self.pool == "mean" else m.square().mean(2).sqrt() for m in chosen], dim=1)
 
 
 def channels_of(arch: Arch, stages: tuple[int, ...]) -> tuple[int, ...]:

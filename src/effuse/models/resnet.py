@@ -101,24 +101,11 @@ class ClassifierNet(nn.Module, ABC):
     def encoded(self, x: Tensor) -> Tensor:
         """The output of the stages, one vector per image."""
 
-    def maps(self, x: Tensor) -> list[Tensor]:
-        """The map of each level before its ReLU, from the first on; of networks whose architecture is `levelled`."""
-        raise NotImplementedError
-
-    def pooled(self, last: Tensor) -> Tensor:
-        """What `encoded` makes of the last map."""
-        raise NotImplementedError
-
     def features(self, x: Tensor) -> Tensor:
         """The input of the head."""
         return self.projection(self.encoded(x))
 
     def forward(self, x: Tensor, give: Give = "output") -> Any:
-        if give == "levels":
-            maps = self.maps(x)
-            # in fp32 also under autocast: the levels of two images are compared
-            levels = tuple(level.mean((2, 3), dtype=torch.float32) for level in maps)
-            return self.head(self.projection(self.pooled(maps[-1]))), levels
         features = self.features(x)
         if give == "features":
             return features
@@ -168,7 +155,7 @@ class ResNet(LevelledNet):
                 stages.append(BasicBlock(w_in if enters else w_out, w_out, 2 if enters and stage else 1, norm, groups))
         self.ends = {n - 1 for n in itertools.accumulate(blocks)}  # the last block of each stage
         self.stages = nn.Sequential(*stages)
-        self.projection = _projection(widths[-1], projection)
+        self.projection = projector(widths[-1], projection)
         self.head = nn.Linear(projection or widths[-1], classes)
 
     def encoded(self, x: Tensor) -> Tensor:
@@ -234,7 +221,7 @@ class ConvNet(LevelledNet):
             stages += [convolution, _norm(norm, groups, w_out), nn.ReLU(), nn.MaxPool2d(2)]
         self.stages = nn.Sequential(*stages)
         encoded = widths[-1] * (side // 2 ** len(widths)) ** 2
-        self.projection = _projection(encoded, projection)
+        self.projection = projector(encoded, projection)
         self.head = nn.Linear(projection or encoded, classes)
 
     def encoded(self, x: Tensor) -> Tensor:
@@ -287,7 +274,8 @@ def headed(net: ClassifierNet, head: Head, scale: float) -> ClassifierNet:
     return net
 
 
-def _projection(encoded: int, width: int | None) -> nn.Module:
+def projector(encoded: int, width: int | None) -> nn.Module:
+    """Two layers from what a network encodes to its features; nothing without a width."""
     if width is None:
         return nn.Identity()
     return nn.Sequential(nn.Linear(encoded, encoded), nn.ReLU(), nn.Linear(encoded, width))

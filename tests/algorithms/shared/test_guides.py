@@ -48,13 +48,22 @@ def ready(guide):
 def test_pooling_by_hand():
     """One image, two channels at two positions, (1, 3) and (2, -2), centre (1, 0), one axis (1, 1) / 2.
 
-    Reduced: (1 - 1 + 2) / 2 = 1 and (3 - 1 - 2) / 2 = 0: the mean is 0.5, the norm 1. Without a basis: means 2 and 0.
+    Reduced: (1 - 1 + 2) / 2 = 1 and (3 - 1 - 2) / 2 = 0: the mean is 0.5, the root mean square the root of 0.5.
+    Without a basis: means 2 and 0.
     """
     maps = [torch.zeros(1, 5, 1, 1), torch.tensor([[[[1.0, 3.0]], [[2.0, -2.0]]]])]
     given = {"stage1": 1.0, "centre1": torch.tensor([1.0, 0.0]), "axes1": torch.tensor([[0.5], [0.5]])}
     assert pooled(maps, given).tolist() == [[0.5]]
-    assert pooled(maps, {**given, "l2": 1.0}).tolist() == [[1.0]]
+    assert pooled(maps, {**given, "l2": 1.0}).item() == pytest.approx(0.5**0.5)
     assert pooled(maps, {"stage1": 1.0}).tolist() == [[2.0, 0.0]]
+
+
+def test_pooling_does_not_grow_with_the_positions():
+    """A map enlarged from 2 x 2 to 32 x 32 has the same content: a sum over positions would be sixteen times as long."""
+    small = torch.rand(2, 3, 2, 2, generator=torch.Generator().manual_seed(0)) - 0.5
+    given = {"stage0": 1.0, "l2": 1.0}
+    large = small.repeat_interleave(16, 2).repeat_interleave(16, 3)
+    torch.testing.assert_close(pooled((large,), given), pooled((small,), given))
 
 
 def test_largest_axes_by_hand():
@@ -105,6 +114,21 @@ def test_moments_are_exact_where_nothing_is_drawn():
     a, b = shard_of(5, seed=1), shard_of(15, seed=2)
     both = Dataset(torch.cat([a.dataset.images, b.dataset.images]), torch.cat([a.labels, b.labels]), a.dataset.classes)
     torch.testing.assert_close(told(a).lerp(told(b), 0.75), told(Shard.whole(both)), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("encoder", [None]), ("own", [3, None])])
+def test_an_encoder_looks_once_and_a_denoiser_twice(name, steps, monkeypatch):
+    """An encoder has no noise, so that a second pass would give the same features."""
+    guide = Encoder(network=SMALL.resolved(SHAPE)) if name == "encoder" else ready(GUIDE)[0]
+    asked = []
+
+    def counted(self, client, net, basis, labels, t, z=None):
+        asked.append(t)
+        return torch.ones(6, sum(self.channels))
+
+    monkeypatch.setattr(type(guide), "features", counted)
+    guide.moments(client_with(shard_of(6)), None, t=3)
+    assert asked == steps
 
 
 def test_class_vectors_are_orthonormal_and_know_no_image():

@@ -26,7 +26,8 @@ def pooled(maps: Sequence[Tensor], given: Given) -> Tensor:
             x = x.mean(1, keepdim=True)
         if f"axes{k}" in given:
             x = (x - given[f"centre{k}"]) @ given[f"axes{k}"]
-        vectors.append(x.norm(dim=1) if "l2" in given else x[:, 0])
+        # a root mean square, not a norm: that grows with the positions, and the stages' sizes differ
+        vectors.append(x.square().mean(1).sqrt() if "l2" in given else x[:, 0])
     return torch.cat(vectors, dim=1)
 
 

@@ -47,9 +47,11 @@ class Network(Guide):
     The network is a saved one (`from_pretrained(folder)`), or any other with random weights: an untrained control.
     """
 
+    noised: ClassVar[bool] = True  # whether it sees noisy images and clean ones apart
+
     network: Arch
     reduce: Literal["pca", "random"] = "pca"
-    pool: Literal["mean", "l2"] = "mean"  # over positions: the mean, or the norm, which is never negative
+    pool: Literal["mean", "l2"] = "mean"  # over positions: the mean, or the root mean square, never negative
     widths: tuple[PositiveInt, ...] | None = None  # of each stage when reduced; None: half for the first, equal ones after
 
     @property
@@ -113,7 +115,8 @@ class Network(Guide):
     def moments(self, client: Client, net: Net, t: int, labels: Tensor | None = None) -> Tensor:
         """Means and second moments of the pooled stages of the client's images, with noise and without, in one row."""
         labels, everything = client.data.labels if labels is None else labels, Basis((), (), None)
-        rows = torch.cat([self.features(client, net, everything, labels, step) for step in (t, None)])
+        steps = (t, None) if self.noised else (None,)
+        rows = torch.cat([self.features(client, net, everything, labels, step) for step in steps])
         parts = rows.double().split(self.channels, dim=1)
         return torch.cat([m for x in parts for m in (x.mean(0), (x.T @ x / len(x)).flatten())])
 
@@ -229,6 +232,7 @@ class Encoder(Network):
     """Control: the features of a classifier, which knows no class that it is asked for. It has no noise."""
 
     labelled: ClassVar[bool] = False
+    noised: ClassVar[bool] = False
 
     network: Arch
 

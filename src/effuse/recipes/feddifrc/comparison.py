@@ -11,11 +11,14 @@ SCALES = {
     "smoke": Scale(comparable=False, label="run on digits"),
 }
 LONGER = 1.5  # FedAvg's rounds against the others', for the guide's GPU time; set it to what the guide took
-# five trials for each method: its one parameter, or a weight of the loss
+# five trials for each key: a rival's one parameter, or weights and temperature of what is held to a guide
 TRIALS: dict[str, tuple[str, tuple[float, ...]]] = {
     "both-tdcl": ("tdcl", (0.1, 0.3, 1.0, 3.0, 10.0)),
     "both-ndcr": ("ndcr", (0.1, 0.3, 1.0, 3.0, 10.0)),
     "both-tau": ("tau", (0.03, 0.06, 0.1, 0.3, 1.0)),
+    "vectors-tdcl": ("tdcl", (0.1, 0.3, 1.0, 3.0, 10.0)),
+    "vectors-ndcr": ("ndcr", (0.1, 0.3, 1.0, 3.0, 10.0)),
+    "vectors-tau": ("tau", (0.03, 0.06, 0.1, 0.3, 1.0)),
     "fedprox": ("mu", (1e-4, 1e-3, 1e-2, 1e-1, 1.0)),
     "moon": ("mu", (0.1, 1.0, 3.0, 5.0, 6.0)),
     "fedproto": ("pull", (0.3, 1.0, 2.0, 3.0, 4.0)),
@@ -31,6 +34,7 @@ def comparison(
 ) -> Table:
     """Guides, FedAvg and its control on IID data, FedDifRC and its controls on every seed; the rest on the first.
 
+    All networks have the same projection, since class vectors and means have negative entries and a mean of ReLUs has none.
     If IID is not clearly ahead of FedAvg, the setting judges nothing. If the oracle guide does not help, the verdict is on
     the pipeline. Only if the oracle helps does a "no" speak of the own guide.
     """
@@ -65,7 +69,10 @@ def normalised(seeds: tuple[int, ...] = (0,), data: str = "cifar10", scenario: s
 
 
 def tuned(seed: int = FIRST_TUNING_SEED, data: str = "cifar10", scenario: str = "nid1-0.05") -> Table:
-    """An equal number of trials for every method, on a tuning seed, judged on 20 % of the training images."""
+    """Five trials for each key, on a tuning seed, judged on 20 % of the training images.
+
+    Rivals have one key. FedDifRC and its class vectors have the same three, so fifteen trials each.
+    """
     refuse_tuning("feddifrc.tuned", seed)
     cells = _guides(data, scenario, seed, validation=True)[:1]
     for name, (key, values) in TRIALS.items():
@@ -102,8 +109,7 @@ def _once(data: str, scenario: str, seed: int) -> list[Cell]:
         f"t-{4 * STEP}": (f"algorithm.t={4 * STEP}",),
     }.items():
         cells.append(_cell("both", data, scenario, seed, *settings, name=name))
-    rounds = round(LONGER * 40)
-    cells.append(_cell("fedavg", data, scenario, seed, f"rounds={rounds}", name="fedavg-longer"))
+    cells.append(_cell("fedavg", data, scenario, seed, name="fedavg-longer", more=f", longer={LONGER}"))
     return cells
 
 
@@ -115,17 +121,18 @@ def _cell(
     *settings: str,
     name: str = "",
     validation: bool = False,
+    more: str = "",
 ) -> Cell:
     """One classifier. Both guides are runs of this table, which must be finished first."""
     place = "iid" if method == "fedavg-iid" else scenario
     guided = {"both": ("feddifrc", "own", "guide"), "oracle": ("feddifrc", "own", "oracle-guide")}
     own = {"ridge": ("ridge", "own", "guide"), "feddda": ("feddda", "own", "guide"), "vectors": ("feddifrc", "vectors", "")}
     called, source, folder = {**guided, **own}.get(method, (method.partition("-")[0], "vectors", ""))
-    more = f', "{{out}}/{scenario}-{folder}-{seed}/model"' if folder else ""
-    held_out = ", validation=True" if validation else ""
+    place_of_guide = f', "{{out}}/{scenario}-{folder}-{seed}/model"' if folder else ""
+    more = ", projected=True" + (", validation=True" if validation else "") + more
     return Cell(
         labels={"scenario": scenario, "method": name or method, "seed": seed},
-        recipe=f'feddifrc.classifier("{called}", "{data}", "{place}", "{{scale}}", "{source}"{more}{held_out})',
+        recipe=f'feddifrc.classifier("{called}", "{data}", "{place}", "{{scale}}", "{source}"{place_of_guide}{more})',
         settings=(f"seed={seed}", *settings),
         metric="accuracy" if method == "ridge" else "accuracy_last5",
     )

@@ -11,12 +11,10 @@ from effuse.algorithms.shared.guides import Guide, Own, Vectors
 from effuse.core.algorithm import Algorithm
 from effuse.core.data import Partition
 from effuse.core.errors import RecipeError
-from effuse.core.model import Arch
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam, CosineDecay, Solver
 from effuse.core.table import Cell, Table
 from effuse.data.dirichlet import LabelSkew
-from effuse.data.npz import CIFAR10
 from effuse.data.partition import NID2
 from effuse.data.sources import Digits
 from effuse.diffusion.samplers import DpmSolver
@@ -24,7 +22,7 @@ from effuse.metrics.accuracy import Accuracy, ConditionalAccuracy
 from effuse.metrics.linear_probe import LinearProbe
 from effuse.models.pretrained import FromPretrained
 from effuse.models.projected import Projected
-from effuse.models.resnet import Cnn, Resnet
+from effuse.models.resnet import Cnn
 from effuse.models.unet import DigitsUnet
 from effuse.recipes.seeds import refuse_results
 from effuse.tasks.classify import Classify
@@ -34,9 +32,6 @@ from effuse.tasks.views import Views
 Scenario = Literal["dirichlet", "nid2"]
 Method = Literal["fedavg", "own", "own_tdcl", "own_ndcr", "vectors"]
 LabelFree = Literal["fedema", "fedlid", "feddifrc"]
-Size = Literal["digits", "smoke", "scaled", "paper"]
-# rounds, and epochs in each, of CIFAR-10 without labels; digits have those of the classifiers
-SIZES: dict[str, tuple[int, int] | None] = {"digits": None, "smoke": (2, 1), "scaled": (40, 5), "paper": (100, 10)}
 # clients, rounds of the classifier, partition: NID1 at 0.05, and NID2 in equal sizes
 SCENARIOS: dict[str, tuple[int, int, Partition]] = {
     "dirichlet": (10, 20, LabelSkew(beta=0.05)),
@@ -96,34 +91,29 @@ def _algorithm(method: Method, folder: str | None) -> Algorithm:
     return FedDifRC(local=LOCAL, guide=found, t=STEP, tdcl=tdcl, ndcr=ndcr)
 
 
-def labelfree(
-    method: LabelFree = "fedlid", scenario: Scenario = "dirichlet", folder: str | None = None, scale: Size = "digits"
-) -> Recipe:
+def labelfree(method: LabelFree = "fedlid", scenario: Scenario = "dirichlet", folder: str | None = None) -> Recipe:
     """Features without labels: FedEMA, a stand-in for FedLID, or FedDifRC held to the guide whose model is in a folder.
 
-    On digits it takes minutes. The other scales are CIFAR-10 with the settings of the paper's Table 5, in full or less.
+    `feddifrc.unlabelled` is the same for CIFAR.
     """
-    clients, on_digits, partition = SCENARIOS[scenario]
-    rounds, epochs = SIZES[scale] or (on_digits, 5)
-    small = scale == "digits"
-    encoder: Arch = Cnn(projection=64) if small else Resnet(blocks=(1, 1, 1, 1), projection=512)
-    heads = {"hidden": 256, "width": 64} if small else {"hidden": 4096, "width": 2048}
-    batch, ema = 32 if small else 64, 0.99 if method == "fedema" else None
+    clients, rounds, partition = SCENARIOS[scenario]
+    encoder = Cnn(projection=64)
     # without a ragged last batch, as in FedEMA; every method has the same
-    local = dataclasses.replace(LOCAL, batch=batch, epochs=epochs, ema=ema, ragged="drop")
+    local = dataclasses.replace(LOCAL, ema=0.99 if method == "fedema" else None, ragged="drop")
+    heads = Projected(encoder=encoder, hidden=256, width=64, predictor=method == "fedema")
     return Recipe(
-        data=Digits() if small else CIFAR10(),
+        data=Digits(),
         clients=clients,
         partition=partition,
-        model=encoder if method == "feddifrc" else Projected(encoder=encoder, **heads, predictor=method == "fedema"),
-        task=Views(flip=False) if small else Views(),
-        algorithm=_without_labels(method, local, folder, small),
+        model=encoder if method == "feddifrc" else heads,
+        task=Views(flip=False),
+        algorithm=_without_labels(method, local, folder),
         rounds=rounds,
         evaluate=Evaluate(grid=0, metrics=(LinearProbe(),)),
     )
 
 
-def _without_labels(method: LabelFree, local: Solver, folder: str | None, small: bool) -> Algorithm:
+def _without_labels(method: LabelFree, local: Solver, folder: str | None) -> Algorithm:
     match method:
         case "fedema":
             return FedEMA(local=local)
@@ -135,8 +125,7 @@ def _without_labels(method: LabelFree, local: Solver, folder: str | None, small:
                     'feddifrc.labelfree: "feddifrc" needs the folder of a guide\'s model; run feddifrc.guide(labels=False), '
                     'then give folder="RUN/model"'
                 )
-            guide = Own(network=FromPretrained(folder=folder), stages=(0, 1, 2) if small else (2, 3, 4))
-            return FedDifRC(local=local, guide=guide, t=STEP if small else 10)  # small noise is best for pixels
+            return FedDifRC(local=local, guide=Own(network=FromPretrained(folder=folder), stages=(0, 1, 2)), t=STEP)
 
 
 def digits(seeds: tuple[int, ...] = (0, 1, 2), scenarios: tuple[Scenario, ...] = ("dirichlet", "nid2")) -> Table:

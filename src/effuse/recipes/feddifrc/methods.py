@@ -60,6 +60,7 @@ Method = Literal[
     "fedavg", "fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge", "feddifrc",
     "fedema", "fedlid",
 ]  # fmt: skip
+Pool = Literal["mean", "l2"]
 Seen = Literal["sd", "own", "vectors", "encoder"]  # where the guide's features come from
 
 AUGMENTED: tuple[Transform, ...] = (Shift(pad=4), Flip())
@@ -69,6 +70,9 @@ NETWORK = Unet(widths=(64, 128, 128, 128), conditional=True)  # 8,954,883 parame
 NOISE = Denoise(drop=0.1)
 STEP = 50  # of H with an own guide: the paper's 150 belongs to a latent model; choose it by `effuse probe`
 PROJECTION = 256  # MOON's
+COMMON = 512  # of the projection that makes features of both signs, where every method has one
+# the smallest class has so few images for each other client and class that equal sizes of NID2 leave 2,800 images or fewer
+RARE: tuple[Data, ...] = ("cifar100", "tiny", "ham10000")
 # rounds and local epochs
 LENGTHS: dict[Size, tuple[int, int]] = {"paper": (100, 10), "scaled": (40, 5), "smoke": (5, 1)}
 
@@ -82,22 +86,26 @@ def classifier(
     folder: str | None = None,
     root: str = "",
     validation: bool = False,
+    projected: bool = False,
+    longer: float = 1.0,
 ) -> Recipe:
     """A federation of classifiers by one method.
 
     `folder` is the guide's: the model of a run (own), or of a published network (sd, encoder). Sets without a source of
-    their own are folders of images under `root`. With `validation` a fifth of the training images judges. The smoke scale
-    is on digits, and its guides are untrained.
+    their own are folders of images under `root`. With `validation` a fifth of the training images judges. With `projected`
+    the network of every method has the same projection, and guides are pooled by means. `longer` multiplies the rounds.
+    The smoke scale is on digits, and its guides are untrained.
     """
     smoke = scale == "smoke"
-    rounds, epochs = LENGTHS[scale]
+    length, epochs = LENGTHS[scale]
+    rounds = math.ceil(longer * length)
     local = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, batch=64, epochs=epochs)
     clients, partition = _partition(data, scenario, smoke)
     recipe = Recipe(
         data=_judged(Digits() if smoke else _plain(data, root, AUGMENTED), validation),
         clients=clients,
         partition=partition,
-        model=_network(method, data, scale),
+        model=_network(method, data, scale, projected),
         task=Classify(),
         algorithm=FedAvg(local=local),
         rounds=rounds,
@@ -107,7 +115,7 @@ def classifier(
         network = DigitsUnet() if smoke else FromPretrained(folder=_needed(folder, method))
         model = Headed(network=network, stages=(0, 1, 2) if smoke else (2, 3, 4))
         return dataclasses.replace(recipe, model=model, algorithm=Fed3R(), rounds=1)
-    found = None if method != "feddifrc" else _guide(guide, folder, smoke)
+    found = None if method != "feddifrc" else _guide(guide, folder, smoke, "mean" if projected else "l2")
     return dataclasses.replace(recipe, algorithm=_algorithm(method, local, rounds, found, folder, smoke))
 
 
@@ -201,19 +209,19 @@ def _algorithm(method: Method, local: SGD, rounds: int, guide: Guide | None, fol
     return known[method]
 
 
-def _guide(source: Seen, folder: str | None, smoke: bool) -> Guide:
-    """A trained guide by its folder. Norms over positions are never negative, as the features of a ResNet are not."""
+def _guide(source: Seen, folder: str | None, smoke: bool, pool: Pool = "l2") -> Guide:
+    """A trained guide by its folder. Root mean squares are never negative, as the features of a ResNet are not."""
     if source == "vectors":
         return Vectors()
     if smoke:
         if source == "encoder":
             return Encoder(network=Cnn(), reduce="random")
-        return Own(network=DigitsUnet(), stages=(0, 1, 2), task=NOISE, pool="l2", reduce="random")
+        return Own(network=DigitsUnet(), stages=(0, 1, 2), task=NOISE, pool=pool, reduce="random")
     if source == "sd":
-        return StableDiffusion(network=Sd(folder=folder or "stable-diffusion-v1-5"), pool="l2")
+        return StableDiffusion(network=Sd(folder=folder or "stable-diffusion-v1-5"), pool=pool)
     if source == "encoder":
         return Encoder(network=Vision(folder=_needed(folder, source)))
-    return Own(network=FromPretrained(folder=_needed(folder, source)), task=NOISE, pool="l2", reduce="random")
+    return Own(network=FromPretrained(folder=_needed(folder, source)), task=NOISE, pool=pool, reduce="random")
 
 
 def _needed(folder: str | None, what: str) -> str:
@@ -230,15 +238,15 @@ def _metrics(data: Data, smoke: bool) -> tuple[Metric, ...]:
     return (Accuracy(), ClassAccuracy(), *more)
 
 
-def _network(method: Method, data: Data, scale: Size) -> Arch:
-    """ResNet-10, or MobileNetV2 for Tiny-ImageNet; the paper's have BatchNorm."""
-    projection = PROJECTION if method == "moon" else None
+def _network(method: Method, data: Data, scale: Size, projected: bool) -> Arch:
+    """ResNet-10, or MobileNetV2 for Tiny-ImageNet; the paper's have BatchNorm. MOON always has a projection."""
+    projection = COMMON if projected else PROJECTION if method == "moon" else None
     head: Literal["linear", "cosine"] = "cosine" if method == "fednh" else "linear"
     if scale == "smoke":
-        return Cnn(projection=32 if method == "moon" else 64, head=head)
-    if data == "tiny":
-        return MobileNetV2(norm="batch" if scale == "paper" else "group")
+        return Cnn(projection=32 if method == "moon" and not projected else 64, head=head)
     norm: Literal["batch", "group"] = "batch" if scale == "paper" else "group"
+    if data == "tiny":
+        return MobileNetV2(norm=norm, projection=projection, head=head)
     return Resnet(blocks=(1, 1, 1, 1), norm=norm, projection=projection, head=head)
 
 
@@ -271,12 +279,12 @@ def _partition(data: Data, scenario: Scenario, smoke: bool) -> tuple[int, Partit
     """The number of clients, and the rule that divides the images among them."""
     kind, _, value = scenario.partition("-")
     if kind == "nid2":
-        return 7, NID2(sizes="equal")
+        return 7, NID2(sizes="shared" if data in RARE and not smoke else "equal")
     if kind == "iid" or (smoke and kind == "domains"):
         return 10, Iid()
     if kind == "domains":
         if data not in DOMAINS:
             raise RecipeError(f"feddifrc: {data} has no domains; choose digits5 or office")
         return sum(DOMAINS[data]), Domains(per_domain=DOMAINS[data], fraction=FRACTIONS[data])
-    skew = LabelSkew(beta=float(value) if kind == "nid1" else 0.2, minimum=2 if smoke else 10, top_up=smoke)
+    skew = LabelSkew(beta=float(value) if kind == "nid1" else 0.2, mask=True, minimum=2 if smoke else 10, top_up=smoke)
     return 10, skew if kind == "nid1" else LongTail(rho=float(value), then=skew)
