@@ -192,7 +192,7 @@ class Site:
         return self.disclosed(error)
 
     def disclosed(self, error: Exception) -> str:
-        """The sentence for the server: about its own terms and orders without paths, about anything else only the error's type."""
+        """The sentence for the server: about its own terms and orders, without paths; else only the error's type."""
         if isinstance(error, DISCLOSED):
             return hidden(str(error).replace(str(self.folder), "its folder"))
         return f"{type(error).__name__}; the details are in the site's own log"
