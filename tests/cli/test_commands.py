@@ -154,8 +154,9 @@ def test_seeds_run_resume_and_spread(effuse, toy_file, monkeypatch):
     fit, calls = Eager.fit, []
 
     def interrupted(machine, net, work):
-        calls.append(1)
-        if len(calls) == 14:  # seed 0: six fits and its classifier's three; seed 1: the second round
+        if "classifier" not in work.where:  # which another test may have trained and left in the cache
+            calls.append(1)
+        if len(calls) == 11:  # seed 0 has six fits; seed 1 is in its second round
             raise KeyboardInterrupt
         return fit(machine, net, work)
 

@@ -401,7 +401,7 @@ def test_a_fit_without_data_is_an_error_that_names_the_place():
         client.fit(client.load(model_of()), SGD(lr=0.25, steps=1), Shard(ONE.dataset, ONE.rows[:0]))
     server = Workbench(machine(), CoreTarget(), 10)
     server.begin(stream(0, 3, "round", 0, -1, ""), 2)
-    assert server.where == "round 3, the server, job 'round'"
+    assert server.where == "round 4, the server, job 'round'"
 
 
 def test_a_model_that_does_not_fit_is_refused_when_loaded():

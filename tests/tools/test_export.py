@@ -12,7 +12,7 @@ def test_provenance_tells_no_path(tmp_path):
     run.mkdir(parents=True)
     (run / "manifest.json").write_text(json.dumps({"recipe": {}, "classes": ["a"]}))
     recipe = {"data": "folder(path='wards', side=4)", "model": "pretrained(folder='berlin')", "rounds": "2"}
-    told = _made(run, SimpleNamespace(saved=lambda: recipe))
+    told = _made(run, SimpleNamespace(saved=lambda: recipe, algorithm=None))
     assert told["run"] == "run" and told["classes"] == ["a"]
     assert told["recipe"] == {"data": "folder(path='...', side=4)", "model": "pretrained(folder='...')", "rounds": "2"}
     assert "anna" not in json.dumps(told)
