@@ -26,7 +26,7 @@ def test_the_site_builds_with_every_name(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     reference = {path.stem: path.read_text() for path in (tmp_path / "reference").glob("*.html")}
     for kind, base in KINDS.items():
-        for cls in registry(base).values():
+        for cls in (cls for cls in registry(base).values() if cls.__module__.startswith("effuse.")):
             assert f">{cls.name}<" in reference[kind], f"{kind}.html has no {cls.name}"
     assert ">effuse run<" in reference["commands"] and ">effuse keys init<" in reference["commands"]
     for page in tmp_path.rglob("*.html"):
