@@ -56,9 +56,9 @@ def test_a_site_killed_mid_round_misses_it_and_comes_back_with_its_state(deploym
     server = deployment.serve(
         deployment.manifest(recipe), "--out", str(deployment.folder / "run"), "--quorum", "2", "--deadline", "15"
     )
-    deployment.until("site-1.log", "round 1, job 'train': received")
+    deployment.until("site-1.log", "round 2, job 'train': received")
     kill(sites[1])
-    deployment.until("run/federation.log", "round 1, job 'train': continuing with 2 of 3; silent: 1")
+    deployment.until("run/federation.log", "round 2, job 'train': continuing with 2 of 3; silent: 1")
     deployment.site(1)
     assert server.wait(120) == 0
     result = json.loads((deployment.folder / "run" / "result.json").read_text())
@@ -74,7 +74,7 @@ def test_a_site_that_is_killed_for_good_costs_no_deadline(deployment):
     sites = deployment.sites()
     options = ("--quorum", "2", "--deadline", "3600", "--grace", "2")
     server = deployment.serve(deployment.manifest(recipe), "--out", str(deployment.folder / "run"), *options)
-    deployment.until("site-1.log", "round 1, job 'train': received")
+    deployment.until("site-1.log", "round 2, job 'train': received")
     kill(sites[1])
     assert server.wait(240) == 0, deployment.printed("serve.log")
     log = deployment.printed("run/federation.log")
@@ -108,7 +108,7 @@ def test_a_client_whose_key_is_taken_away_is_shut_out_of_the_resumed_run(deploym
     recipe = recipe_of(algorithm=ToySlow(local=ADAM, who=2, seconds=4.0, rounds=(1,)))
     sites = deployment.sites()
     server = deployment.serve(deployment.manifest(recipe), "--out", str(deployment.folder / "run"))
-    deployment.until("site-2.log", "round 1, job 'train': received")
+    deployment.until("site-2.log", "round 2, job 'train': received")
     kill(server)
     (deployment.keys / "server" / "clients" / "1.pub").unlink()
     server = deployment.serve("--resume", str(deployment.folder / "run"), "--quorum", "2")
@@ -128,7 +128,7 @@ def test_a_superlink_that_dies_is_started_again(deployment):
     recipe = recipe_of(algorithm=ToySlow(local=ADAM, seconds=4.0, rounds=(1,)))
     deployment.sites()
     server = deployment.serve(deployment.manifest(recipe), "--out", str(deployment.folder / "run"))
-    deployment.until("site-1.log", "round 1, job 'train': received")
+    deployment.until("site-1.log", "round 2, job 'train': received")
     children = subprocess.run(["pgrep", "-P", str(server.pid)], capture_output=True, text=True).stdout.split()
     assert len(children) == 1
     os.kill(int(children[0]), signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_a_reply_past_its_deadline_is_discarded(deployment, monkeypatch):
     plain = recipe_of(algorithm=ToySlow(local=ADAM, seconds=0.0, rounds=(1,)))
     assert "silent: 1" in deployment.printed("run/federation.log")
     log = deployment.printed("run/federation.log")
-    assert "client 1's answer to round 1, job 'train' came after the deadline and is discarded" in log
+    assert "client 1's answer to round 2, job 'train' came after the deadline and is discarded" in log
     assert result.weights_sha256 == without_a_network(deployment, plain, {2})
     assert visits(deployment, 1) == 3
 
