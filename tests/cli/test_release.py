@@ -143,6 +143,7 @@ def test_what_is_not_released(effuse, trained, tmp_path):
     solver = "adam(lr=1e-3, steps=1)"
     for algorithm, why in (
         (f"local_only(local={solver})", "leaves each client a model of its own"),
+        (f"class_means(central={solver})", "not drawn by a network, and may be real ones"),
         (
             f"fedddpm(local={solver}, warmup={solver}, central={solver}, real=True)",
             "its server holds real images",
