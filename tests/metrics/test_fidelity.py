@@ -10,7 +10,7 @@ from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError
 from effuse.core.metric import Metric, Outlook, Subject
 from effuse.metrics.classifier import Classifier
-from effuse.metrics.fidelity import FID, KID, InceptionScore, PrecisionRecall
+from effuse.metrics.fidelity import FID, KID, InceptionScore, PrecisionRecall, RealFID
 
 SubjectOf = Callable[..., Subject]
 
@@ -34,6 +34,27 @@ def test_the_reference_itself_is_perfect(subject_of: SubjectOf) -> None:
     assert {k: m.value for k, m in found.items()} == {"precision_classifier": 1.0, "recall_classifier": 1.0}
     score = InceptionScore(n=359, splits=1).measure(subject)["inception_score_classifier"]
     assert 8.0 < score.value <= 10.0
+
+
+def test_the_fid_of_real_images_needs_no_samples(subject_of: SubjectOf, digits: tuple[Dataset, Dataset]) -> None:
+    """It is the FID of a model that draws the other split: here 359 test digits against the training set."""
+    _, test = digits
+    metric = RealFID(n=359, encoder=Classifier(), split="train")
+    found = metric.measure(subject_of(torch.zeros(1, 1, 8, 8)))["fid_real_classifier"]
+    drawn = FID(n=359, encoder=Classifier(), split="train").measure(subject_of(test.floats(test.images)))["fid_classifier"]
+    assert found.value == pytest.approx(drawn.value, rel=1e-6)
+    assert metric.samples == 0
+    assert {k: found.protocol[k] for k in ("generated", "real", "of", "split", "reference")} == {
+        "generated": 0,
+        "real": 359,
+        "of": "test",
+        "split": "train",
+        "reference": 1438,
+    }
+    outlook = Outlook(classifies=False, conditional=False, classes=10, real={"train": 1438, "test": 359})
+    metric.ready(outlook)
+    with pytest.raises(RecipeError, match="n=360, but the test split has 359 images; lower n"):
+        RealFID(n=360, encoder=Classifier(), split="train").ready(outlook)
 
 
 def test_protocol_of_a_fid(subject_of: SubjectOf) -> None:

@@ -108,6 +108,37 @@ class FID(Fidelity, name="fid"):
 
 
 @spec
+class RealFID(FID, name="fid_real"):
+    """The FID of `n` real images of the other split: what a model would have that draws as the data does."""
+
+    @property
+    def samples(self) -> int:
+        return 0
+
+    def measure(self, subject: Subject) -> dict[str, Measurement]:
+        drawn = reference(subject, self.encoder, self._other, self.n, self.clipped).features.to(subject.device)
+        count = len(reference_rows(subject, self.split, self.reference, self.skip))
+        return self.compare(drawn, self.protocol(subject) | {"features": drawn.shape[1], "reference": count}, subject)
+
+    def compare(self, drawn: Tensor, protocol: Protocol, subject: Subject) -> dict[str, Measurement]:
+        ((_, found),) = super().compare(drawn, protocol, subject).items()
+        return {self.key(self.name): found}
+
+    def ready(self, outlook: Outlook) -> None:
+        super().ready(outlook)
+        if self.n > (available := outlook.real[self._other]):
+            raise RecipeError(f"fid_real: n={self.n}, but the {self._other} split has {available} images; lower n")
+
+    def protocol(self, subject: Subject) -> Protocol:
+        own = super().protocol(subject)
+        return own | {"generated": 0, "real": self.n, "of": self._other}
+
+    @property
+    def _other(self) -> Split:
+        return "test" if self.split == "train" else "train"
+
+
+@spec
 class KID(Fidelity, name="kid"):
     """Unbiased squared MMD under a cubic kernel (Bińkowski et al., 2018), over all pairs instead of random subsets."""
 
