@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from effuse.algorithms.fedddpm import QuickTest
+from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
 from effuse.recipes import find_recipe, find_table
 from effuse.recipes.fedddpm.comparison import BOUNDS, COMPARED, KNOBS, MAIN, RIVALS
 from effuse.recipes.fedddpm.methods import SHORT
 from effuse.recipes.fedddpm.tables import METHODS
 from effuse.runs.driver import run
+from effuse.runs.folder import RunFolder
+from effuse.runs.warm import difference
 from effuse.tasks.denoise import Denoise
 from effuse.tasks.schedules import Linear, signal_and_noise
 from effuse.tools.check import check
@@ -181,6 +184,7 @@ def test_the_scaled_quick_test_stops_falling_curves_in_time(sigma):
 
 
 TABLES = (
+    "fedddpm.headline",
     "fedddpm.table1",
     "fedddpm.table2",
     "fedddpm.table3",
@@ -201,7 +205,7 @@ def test_every_cell_of_every_scale_is_a_valid_recipe(name, tmp_path):
         for plan in Reproduction(name, table, tmp_path, scale).planned.values():
             shown = [key for metric in plan.recipe.evaluate.metrics for key in metric.keys]
             wanted = known.metrics.get(plan.cell.metric, plan.cell.metric)
-            assert wanted.removesuffix("_ema").removesuffix("_pooled") in shown
+            assert wanted.removesuffix("_ema").removesuffix("_pooled").removesuffix("_auxiliary") in shown
             beside = name == "fedddpm.causes" or (name == "fedddpm.comparison" and plan.cell.labels["method"] == "fedavg")
             averaged = "_ema" in wanted or beside
             assert averaged == (plan.recipe.ema is not None)
@@ -255,13 +259,38 @@ def test_a_dirichlet_cell_has_the_beta_of_its_name(tmp_path):
     assert found == {("shard", 2), ("dir0.1", (0.1, True)), ("dir0.3", (0.3, True))}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "localaug", "fedddpm"])
+@pytest.mark.parametrize("method", ["fedavg", "mofedsam", "localaug", "fedddpm"])
 def test_the_loss_curves_setting(method):
     """20 clients with 500 images on average, Dirichlet 0.1; the auxiliary set has 2,000 images, 100 per client."""
     found = find_recipe(f'fedddpm.loss_curves(method="{method}")')[1]
     assert (found.clients, found.data.n, str(found.data.source)) == (20, 10_000, "cifar100()")
     assert found.partition.beta == 0.1
-    assert method == "fedavg" or found.algorithm.share * found.data.n == 2_000
+    assert method in ("fedavg", "mofedsam") or found.algorithm.share * found.data.n == 2_000
+    assert [c.labels["method"] for c in find_table("fedddpm.curves")[1].cells] == [
+        "fedavg",
+        "mofedsam",
+        "localaug",
+        "fedddpm",
+    ]
+
+
+def test_the_headline_shares_its_auxiliary_sets(tmp_path):
+    """The first cell of a seed makes A in one round. FedDDPM and FedDDPM+ take it over; `aux_only` has ten times as many."""
+    plans = Reproduction(*find_table("fedddpm.headline"), tmp_path).planned
+    assert list(plans)[:4] == ["auxiliary-0", "fedddpm-0", "fedavg-0", "plus-0"]
+    assert [name for name in plans if name.endswith("-1")][:3] == ["auxiliary-1", "fedddpm-1", "fedavg-1"]
+    for seed in (0, 1):
+        prepared = plans[f"auxiliary-{seed}"].recipe.shaped(Shape(28, 1, 10))
+        (folder := tmp_path / f"auxiliary-{seed}").mkdir()
+        (folder / "manifest.json").write_text(json.dumps({"recipe": prepared.saved()}))
+        taken = {m: difference(plans[f"{m}-{seed}"].recipe, RunFolder(folder)) for m in ("fedddpm", "plus", "aux_only")}
+        assert taken == {"fedddpm": None, "plus": None, "aux_only": "algorithm.share=0.1, not 1.0"}
+        assert (prepared.rounds, plans[f"fedddpm-{seed}"].recipe.rounds) == (1, 400)
+    assert plans["plus-0"].recipe.algorithm.test.reference == "oracle"
+    assert plans["fedavg_matched-0"].recipe.rounds == 928
+    printed = {name: plan.cell.printed for name, plan in plans.items()}
+    for method, known in (("fedavg", "fedavg-shard-15"), ("fedddpm", "fedddpm-shard-15"), ("plus", "plus-shard-15")):
+        assert printed[f"{method}-0"] == next(c.printed for c in find_table("fedddpm.table1")[1].cells if c.name == known)
 
 
 def test_a_cells_partition_and_participation():

@@ -1,14 +1,15 @@
 """FedDDPM's tables: FID on three data sets, the necessity test, the comparison with LocalAug."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
+from effuse.algorithms.shared.synthesis import Synthesising
 from effuse.core.recipe import Recipe
 from effuse.core.spec import text
 from effuse.core.table import Cell, Scale, Table
 from effuse.data.npz import CIFAR100
 from effuse.data.sources import Some
-from effuse.recipes.fedddpm.methods import AS_IT_IS, Data, Resized, Size, fedavg, fedddpm, localaug
+from effuse.recipes.fedddpm.methods import AS_IT_IS, Data, Resized, Size, fedavg, fedddpm, localaug, mofedsam
 
 # a Dirichlet draw may leave a client without images; the largest client then gives it ten
 PARTITIONS = {
@@ -49,12 +50,17 @@ SMOKE = Scale(metrics=STAND_INS, comparable=False, label="run on digits")
 SCALES = {"paper": Scale(), "scaled": Scale(comparable=False, label="scaled"), "smoke": SMOKE}
 
 
-def loss_curves(method: Literal["fedavg", "localaug", "fedddpm"] = "fedddpm", scale: Size = "paper") -> Recipe:
+Drawn = Literal["fedavg", "mofedsam", "localaug", "fedddpm"]  # the curves of Fig. 8
+
+
+def loss_curves(method: Drawn = "fedddpm", scale: Size = "paper") -> Recipe:
     """The comparison with LocalAug: 20 clients, 10,000 images of CIFAR-100 by Dirichlet 0.1, 2,000 auxiliary images."""
-    base = {"fedavg": fedavg, "localaug": localaug, "fedddpm": fedddpm}[method]("cifar100", scale)
+    make = {"fedavg": fedavg, "mofedsam": mofedsam, "localaug": localaug, "fedddpm": fedddpm}[method]
+    base = make("cifar100", scale)
     if scale != "smoke":
         base = dataclasses.replace(base, data=Some(source=CIFAR100(), n=10_000), clients=20)
-    return base.changed([f"partition={PARTITIONS['dir0.1']}", *([] if method == "fedavg" else ["algorithm.share=0.2"])])
+    share = ["algorithm.share=0.2"] if isinstance(base.algorithm, Synthesising) else []
+    return base.changed([f"partition={PARTITIONS['dir0.1']}", *share])
 
 
 def table1() -> Table:
@@ -101,7 +107,7 @@ def necessity() -> Table:
 
 def curves() -> Table:
     """The comparison with LocalAug; the paper prints loss curves, which are in each cell's rounds.jsonl."""
-    methods = ("fedavg", "localaug", "fedddpm")
+    methods = get_args(Drawn)
     recipe = 'fedddpm.loss_curves(method="{}", scale="{{scale}}")'
     cells = [Cell(labels={"method": m}, recipe=recipe.format(m), metric="fid") for m in methods]
     return Table(title="FedDDPM against LocalAug on CIFAR-100: loss curves", cells=tuple(cells), scales=SCALES)
