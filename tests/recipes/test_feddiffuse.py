@@ -402,3 +402,18 @@ def test_a_cell_of_the_ablation_runs(cell, tmp_path):
     shorter = plan.recipe.changed(["evaluate.metrics=[fid(n=20, encoder=pixels(side=2), reference=20)]", "rounds=1"])
     found = run(shorter, tmp_path / cell).metrics
     assert found.keys() == {"fid_pixels"} and plan.cell.metric == "fid"
+
+
+def test_the_skews_are_two_losses_on_the_same_seeds(tmp_path):
+    """Two partitions, two losses, three seeds: twelve runs. Only the loss differs; the split stays that of the authors."""
+    plans = Reproduction(*find_table("feddiffuse.skews"), tmp_path).planned
+    assert len(plans) == 12
+    assert {(p.cell.labels["partition"], p.cell.printed, p.cell.spread) for p in plans.values()} == {
+        ("l-skew", 43, 4),
+        ("q-skew", 23, 5),
+    }
+    for seed in (2023, 2024, 2025):
+        mse, huber = (plans[f"q-skew-{loss}-{seed}"].recipe for loss in ("mse", "huber"))
+        assert (mse.task.distance, huber.task.distance, mse.seed, mse.ema) == ("mse", "huber", seed, 0.5)
+        assert mse.partition == huber.partition == plans["q-skew-mse-2023"].recipe.partition
+        assert dataclasses.replace(huber, task=mse.task) == mse
