@@ -140,6 +140,65 @@ def test_one_reversed_order_contradicts_and_small_numbers_can_be_good():
     assert verdicts.gains([10, 12], [15, 16]) == [-5, -4]
 
 
+def made(results: Path, folder: str, **numbers: float) -> None:
+    """A run folder with these numbers; the rest of it is that of a committed run."""
+    kept = results / "feddiffuse.ablation-paper" / "plain-2023"
+    shutil.copytree(kept, results / folder, ignore=shutil.ignore_patterns("*.png"))
+    for file in ("manifest.json", "result.json"):
+        held = json.loads((results / folder / file).read_text())
+        if file == "manifest.json":
+            held["recipe"]["seed"] = folder.rpartition("-")[2]
+        else:
+            held["metrics"] = {name: {"value": value, "protocol": {}} for name, value in numbers.items()}
+        (results / folder / file).write_text(json.dumps(held))
+    runs.run.cache_clear()
+
+
+def test_two_seeds_are_clear_by_more_than_they_differ():
+    """2 and 3 are 1 apart, 5 and 8 are 3 apart: the gaps are 3 and 5, and 3 is not above 3. To 6 and 8: 4 and 5, above 2."""
+    assert verdicts.clear([2, 3], [5, 8]) == verdicts.UNDECIDED
+    assert verdicts.clear([2, 3], [6, 8]) == verdicts.REPRODUCED
+    assert verdicts.clear([6, 8], [2, 3]) == verdicts.CONTRADICTED
+    assert verdicts.clear([2], [60]) == verdicts.UNDECIDED
+
+
+def test_fedddpm_at_the_papers_scale_is_judged_if_its_images_are_good(copy):
+    """A with 2 and 3 is ahead of FedAvg's 6 and 8, so FedDDPM's 1 and 2 count; with A at 9 and 9 nothing is judged."""
+    for seed, (a, avg, ours) in enumerate(((2, 6, 1), (3, 8, 2))):
+        made(copy, f"fedddpm.headline-paper/auxiliary-{seed}", fid=50.0, fid_auxiliary=a, unclear_auxiliary=0.02)
+        made(copy, f"fedddpm.headline-paper/fedavg-{seed}", fid=avg, fid_real=0.9, unclear=0.03)
+        made(copy, f"fedddpm.headline-paper/fedddpm-{seed}", fid=ours, unclear=0.01)
+    claim = pages.fedddpm.claims()[0]
+    assert claim[1:5] == ["1.91; 5.82", "1.50 ± 0.71; 7.00 ± 1.41", verdicts.REPRODUCED, "paper"]
+    assert pages.fedddpm.claims()[1][4] == "a tenth", "FedDDPM+ was not run there"
+    assert "| FedDDPM | 1.91 | 1.00, 2.00 | -5.50 ± 0.71 | 1.0 ± 0.0 |" in pages.fedddpm.headline()
+    for seed in (0, 1):
+        shutil.rmtree(copy / f"fedddpm.headline-paper/auxiliary-{seed}")
+        made(copy, f"fedddpm.headline-paper/auxiliary-{seed}", fid=50.0, fid_auxiliary=9, unclear_auxiliary=0.02)
+    assert pages.fedddpm.claims()[0][3] == verdicts.NOT_TESTABLE
+
+
+@pytest.mark.parametrize(
+    ("mse", "huber", "averaged", "cause"),
+    [
+        ((60, 61, 62), (49, 50, 51), 60, "the loss"),  # 11 lower on each seed
+        ((60, 61, 62), (50, 50, 51), 60, "unexplained"),  # 10 on the first, which is not more than 10
+        ((20, 61, 62), (60, 60, 60), 60, "seeds"),  # 41 and 21 lie between 20 and 62
+        ((60, 61, 62), (60, 60, 60), 20, "the noise of the last weights"),
+    ],
+)
+def test_the_cause_of_the_skews(copy, mse, huber, averaged, cause):
+    """Both skews get the same numbers; the rules are tried in their order."""
+    for seed, *values in zip((2023, 2024, 2025), mse, huber):
+        for skew in ("l-skew", "q-skew"):
+            for loss, value in zip(("mse", "huber"), values):
+                numbers = {"fid_clipped": value, "fid_clipped_ema": averaged}
+                made(copy, f"feddiffuse.skews-paper/{skew}-{loss}-{seed}", **numbers)
+    assert pages.feddiffuse.cause() == cause
+    assert [row[2] for row in pages.feddiffuse.claims()][5:7] != ["60.8, one run †", "39.8, one run †"]
+    assert f"The cause, by the rules: {cause}." in pages.feddiffuse.skews()
+
+
 def test_drawn_images_must_be_good_and_near_real_ones():
     """97 of 99 is near; 96 of 99.5 is 3.5 behind; 95 is below 96 by itself; one seed decides nothing."""
     assert verdicts.close([96, 98], [98, 100]) == verdicts.REPRODUCED

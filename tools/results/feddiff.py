@@ -1,10 +1,9 @@
 """FedDiff: its claims, tables and picture."""
 
 import statistics
-from collections.abc import Iterable
 
 from pictures import Picture, points
-from runs import NOT_RUN, OWN, accuracy, megabytes, printed, runs
+from runs import NOT_RUN, OWN, accuracy, megabytes, printed, runs, seconds
 from text import bullets, less, mean, plus_minus, rows, seeds
 from verdicts import AHEAD, BEHIND, LEVEL, NOT_TESTABLE, answer, close, gains, standing
 
@@ -31,11 +30,6 @@ BARS = {1: "feddiff.table5", 10: "feddiff.table4"}
 
 def private(method: str) -> list[float]:
     return accuracy(runs(f"{PRIVATE}/{method}", SEEDS))
-
-
-def seconds(found: Iterable[Result]) -> str:
-    taken = sorted(round(one.seconds) for one in found)
-    return "" if not taken else f"{taken[0]}" if taken[0] == taken[-1] else f"{taken[0]} to {taken[-1]}"
 
 
 def bar(data: str, epsilon: int) -> list[float]:

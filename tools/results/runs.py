@@ -53,6 +53,11 @@ def megabytes(one: Result) -> float:
     return one.traffic.bytes.total / 1e6
 
 
+def seconds(found: Iterable[Result]) -> str:
+    taken = sorted(round(one.seconds) for one in found)
+    return "" if not taken else f"{taken[0]}" if taken[0] == taken[-1] else f"{taken[0]} to {taken[-1]}"
+
+
 def figure(name: str) -> Amount:
     """A figure that needs no run, such as a weighted cost."""
     return lambda one: (one.figures or {})[name]

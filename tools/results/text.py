@@ -22,10 +22,10 @@ def each(numbers: Iterable[float], digits: int = 1) -> str:
     return ", ".join(f"{number:.{digits}f}" for number in numbers)
 
 
-def seeds(numbers: Sequence[float], wanted: int) -> str:
+def seeds(numbers: Sequence[float], wanted: int, digits: int = 1) -> str:
     """The number of every seed that was wanted."""
     missing = wanted - len(numbers)
-    return ", ".join([*(each([number]) for number in numbers), *["not run"] * missing]) if numbers else "not run"
+    return ", ".join([*(each([number], digits) for number in numbers), *["not run"] * missing]) if numbers else "not run"
 
 
 def less(ours: Sequence[float], other: Sequence[float]) -> list[float]:

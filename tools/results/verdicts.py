@@ -42,6 +42,15 @@ def order(*standings: str) -> str:
     return REPRODUCED if standings and {*standings} == {AHEAD} else UNDECIDED
 
 
+def clear(ours: Sequence[float], other: Sequence[float]) -> str:
+    """The verdict on a claim of lower numbers from two seeds: ahead on each, by more than the seeds of either differ."""
+    if min(len(ours), len(other)) < 2:
+        return UNDECIDED
+    noise = max(max(found) - min(found) for found in (ours, other))
+    gaps = gains(ours, other, lower=True)
+    return REPRODUCED if min(gaps) > noise else CONTRADICTED if max(gaps) < -noise else UNDECIDED
+
+
 def answer(gains: Sequence[float]) -> str:
     """The answer to a question of our own: is one method ahead of another?"""
     return {AHEAD: "yes", BEHIND: "no", LEVEL: UNDECIDED}[standing(gains)]
