@@ -218,19 +218,17 @@ class Run:
 
     def _about(self, done: FinishedRound, trained: int, evaluated: int) -> dict[str, Any]:
         """The fields of a round's record that describe its training."""
-        weight = sum(w for _, w in self.fed.losses)
-        loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
-        about: dict[str, Any] = {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": loss}
+        log = self.fed.log
+        about: dict[str, Any] = {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": log.loss}
         about["images"] = self.machine.meter.images - trained
         about["evaluations"] = self.machine.meter.evaluations - evaluated
         if self.machine.device.type == "cuda":
             about["gpu_bytes"] = torch.cuda.max_memory_reserved()
             torch.cuda.reset_peak_memory_stats()
-        fed = self.fed
-        about["updates"] = {str(client): seen for client, seen in fed.updates.items()} or None
-        answered = sorted(fed.reported.keys() | fed.seconds.keys())
-        about["clients"] = {str(k): ClientRecord(fed.reported.get(k), fed.seconds.get(k)) for k in answered} or None
-        return about | {"at_a_time": fed.at_a_time, "noted": fed.noted or None, "silent": sorted(fed.silent) or None}
+        about["updates"] = {str(client): seen for client, seen in log.updates.items()} or None
+        answered = sorted(log.reported.keys() | log.seconds.keys())
+        about["clients"] = {str(k): ClientRecord(log.reported.get(k), log.seconds.get(k)) for k in answered} or None
+        return about | {"at_a_time": self.fed.at_a_time, "noted": log.noted or None, "silent": sorted(log.silent) or None}
 
     def _record(self, record: RoundRecord, server: Server, federated: int, over: bool) -> None:
         """Evaluate the model after a round, and write the round's line."""
