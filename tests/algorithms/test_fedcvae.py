@@ -139,7 +139,7 @@ def test_the_distilled_decoder_imitates_the_clients(tmp_path):
 
 @pytest.mark.parametrize("variant", ["ens", "kd"])
 def test_a_classifier_learns_from_decoded_digits(variant, tmp_path):
-    """Five sites with skewed digits: from their autoencoders alone, well above chance on real ones after seconds."""
+    """Two sites with half of the digits each: from their autoencoders alone, well above chance on real ones."""
     algorithm = FedCVAE(
         variant=variant,
         warmup=Adam(lr=3e-3, batch=32, epochs=10),

@@ -1,6 +1,8 @@
 """Fixtures that run commands in this process: starting Python and torch for each call would take seconds."""
 
 import contextlib
+import copy
+import functools
 import importlib
 import io
 import json
@@ -9,6 +11,7 @@ import sys
 from typing import NamedTuple
 
 import pytest
+import typer
 from toy import toy_recipe
 
 from effuse.cli import main, menu
@@ -55,6 +58,15 @@ def call(line: str) -> Answer:
     finally:
         sys.argv = before
     return Answer(exit.value.code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_are_built_once():
+    """Typer builds every imported command at each call, in 30 ms; here all are imported."""
+    build = functools.cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", lambda own: copy.copy(build(own)))
+        yield
 
 
 @pytest.fixture(scope="session")

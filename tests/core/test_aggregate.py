@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from types import SimpleNamespace
 
 import pytest
 from replies import Declared, Reply, Scripted, earlier, model, params, reduced, reply, w
@@ -140,6 +139,6 @@ def test_the_wire_ignores_how_a_field_is_reduced():
 def test_only_a_mean_by_weight_continues_from_a_start(field):
     """A start keeps one weight, which is not the number of differences, nor the weight of a part."""
     values = {"dc": params(1.0), "contrast": 1.0, "score": 1.0, "parts": {"x": params(1.0)}}
-    start = Reduced(SimpleNamespace(model=model(1.0), **{field: values[field]}), 2.0)
+    start = Reduced.of(2.0, model=model(1.0), **{field: values[field]})
     with pytest.raises(FederationError, match=f"'{field}' cannot continue from `start`"):
         Scripted({0: reply(1.0)}).mean(Declared().train, [0], start=start, model=model(0.0))

@@ -22,7 +22,7 @@ def seen_of(*updates, start=0.0, weights=None, losses=None):
     answers = {k: reply(w, (weights or [1.0] * n)[k], loss=(losses or [0.5] * n)[k]) for k, w in enumerate(updates)}
     fed = Watching(answers, clients=n)
     fed.mean(Declared().train, range(n), model=model(start))
-    return fed.updates
+    return fed.log.updates
 
 
 def test_lengths_are_those_of_the_updates():
@@ -77,4 +77,4 @@ def test_who_is_conspicuous():
 def test_only_a_federation_of_others_is_watched():
     fed = Scripted({0: reply(1.0)}, clients=1)
     fed.mean(Declared().train, [0], model=model(0.0))
-    assert fed.updates == {}
+    assert fed.log.updates == {}

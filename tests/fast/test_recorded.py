@@ -1,5 +1,7 @@
 """Whole federations on recorded steps, replayed on a CPU, against eager ones. Runs of a process share their machines."""
 
+import functools
+
 import pytest
 from private_fits import private
 from recorded import Speckled, assert_alike, noted_recordings, outcome, play_on_a_cpu, ragged_recipe
@@ -54,8 +56,14 @@ def made(monkeypatch):
     return found
 
 
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory):
+    """The outcome of a recipe, run once by this process however many tests compare with it."""
+    return functools.cache(lambda recipe: outcome(recipe, tmp_path_factory.mktemp("eager")))
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path, monkeypatch):
+def test_every_algorithm_recorded_and_eager(name, fast, made, eager, tmp_path, monkeypatch):
     """Three runs on the same machines equal eager runs: the algorithm, FedAvg on mirrored images, and it on moved ones."""
     recipe = ragged_recipe(ALGORITHMS[name])
     fedavg = ragged_recipe(FedAvg(local=ADAM), data=Speckled(flip=True)).changed(["algorithm.local.lr=0.003"])
@@ -71,8 +79,8 @@ def test_every_algorithm_recorded_and_eager(name, fast, made, tmp_path, monkeypa
             assert len(recorded) == len({*recorded}), "nothing is recorded twice in a run"
     assert made == speed.REUSABLE, "all on the same machines"
     fast(False)
-    for i, (each, found) in enumerate(zip(recipes, results)):
-        assert_alike(found, outcome(each, tmp_path / f"eager-{i}"))
+    for each, found in zip(recipes, results):
+        assert_alike(found, eager(each))
 
 
 def test_a_run_that_diverges_leaves_its_machines_to_the_next(fast, made, tmp_path):

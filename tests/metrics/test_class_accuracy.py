@@ -9,6 +9,7 @@ import torch
 from effuse.core.data import Dataset
 from effuse.core.errors import RecipeError
 from effuse.core.metric import Outlook, Subject
+from effuse.metrics.accuracy import Accuracy
 from effuse.metrics.class_accuracy import ClassAccuracy, DomainAccuracy
 
 SubjectOf = Callable[..., Subject]
@@ -45,9 +46,9 @@ def test_by_domain(subject_of: SubjectOf) -> None:
         metric.measure(subject_of(test=TEST, predict=predict))
 
 
-@pytest.mark.parametrize("metric", [ClassAccuracy(), DomainAccuracy()])
+@pytest.mark.parametrize("metric", [Accuracy(), ClassAccuracy(), DomainAccuracy()])
 def test_only_of_classifiers(subject_of: SubjectOf, metric) -> None:
-    with pytest.raises(RecipeError, match="does not classify"):
+    with pytest.raises(RecipeError, match=f"^{metric.name}: this model does not classify"):
         metric.measure(subject_of())
-    with pytest.raises(RecipeError, match="does not classify"):
+    with pytest.raises(RecipeError, match=f"^{metric.name}: this model does not classify"):
         metric.ready(Outlook(classifies=False, conditional=True, classes=3, real={"train": 1, "test": 1}))

@@ -504,7 +504,10 @@ def test_the_comparison_does_no_work_twice():
     assert recipe("aux_only").algorithm.central.state == recipe("centralised").algorithm.local.state == "kept"
 
 
-@pytest.mark.parametrize("method", [*COMPARED])
+LONGER = pytest.mark.slow("FedAvg for more rounds, or on more images; FedAvg itself is tested")
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[LONGER] if m.startswith("fedavg_") else []) for m in COMPARED])
 def test_a_smoke_run_sends_what_the_check_says(method, tmp_path):
     shrunk = ["rounds=2", "threads=1", "evaluate.grid=2", "sampler=ddim(steps=4)", "algorithm.test.threshold=1e-9"]
     if method in ("fedddpm", "plus", "localaug", "aux_only"):

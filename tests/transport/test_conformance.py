@@ -1,6 +1,7 @@
-"""Every algorithm gives the same bits on every engine."""
+"""Every algorithm gives the same bits on every engine, and sends what its rehearsal says."""
 
 import inspect
+import json
 
 import pytest
 from toy import ADAM, ALGORITHMS, ToyForgetful, ToyScribbler, ToyServerScribbler, toy_recipe
@@ -15,6 +16,7 @@ from effuse.diffusion.samplers import Ancestral
 from effuse.runs.driver import run
 from effuse.runs.folder import RunFolder
 from effuse.runs.save import load
+from effuse.tools.check import check
 
 
 def test_every_algorithm_of_the_project_is_compared():
@@ -25,9 +27,9 @@ def test_every_algorithm_of_the_project_is_compared():
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_loopback_equals_simulator(name, wire, tmp_path):
+def test_loopback_equals_simulator_and_the_rehearsals_ledger(name, wire, tmp_path):
     algorithm = ALGORITHMS[name]
-    evaluate, sampler = Evaluate(grid=2, every=1), Ancestral(batch=4)
+    evaluate, sampler = Evaluate(grid=2, every=2), Ancestral(batch=4)
     ema = None if isinstance(algorithm, Personal) else 0.5
     recipe = toy_recipe(algorithm=algorithm, rounds=3, wire=wire, ema=ema, evaluate=evaluate, sampler=sampler)
     if isinstance(algorithm, Centralised):
@@ -43,6 +45,12 @@ def test_loopback_equals_simulator(name, wire, tmp_path):
     assert a.traffic.bytes == b.traffic.bytes and a.traffic.parameters == b.traffic.parameters
     if a.traffic.bytes.up:
         assert b.traffic.wire_bytes.up > b.traffic.bytes.up
+    predicted, ledger = check(recipe)["traffic"], json.loads((tmp_path / "simulator" / "ledger.json").read_text())
+    for quantity in ("parameters", "bytes"):
+        assert ledger["training"][quantity] == predicted[quantity]
+        assert ledger["evaluation"][quantity] == predicted["evaluation"][quantity]
+        assert [r[quantity] for r in ledger["per_round"]] == [r[quantity] for r in predicted["per_round"]]
+    assert ledger["training"]["clients"] == predicted["clients"]
 
 
 def test_the_weights_depend_on_the_seed_and_on_training(tmp_path):

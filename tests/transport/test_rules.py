@@ -151,7 +151,7 @@ class RulePhases(FedAvg, StopsEarly):
         after = super().round(server, fed)
         last = server.phase == "federate" and fed.federated + 1 == fed.rounds
         phase = {"warm up": "federate", "correct": "over"}.get(server.phase, "correct" if last else "federate")
-        low = not fed.rehearsing and server.phase == "federate" and max(loss for loss, _ in fed.losses) < self.enough
+        low = not fed.rehearsing and server.phase == "federate" and max(loss for loss, _ in fed.log.losses) < self.enough
         return Server(after.model, phase="over" if low else phase)
 
     def done(self, server: Server) -> bool:

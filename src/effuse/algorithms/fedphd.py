@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -181,9 +180,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
         w = {n: self._weight(server.histograms[n], self._scale(server)) for n in edge_of}
         weighted = {edge_of[n] for n in edge_of if w[n]}
         w = {n: w[n] if e in weighted else 1.0 for n, e in edge_of.items()}  # ReLU left no client at e: equal weights
-        waiting = {
-            e: Reduced(SimpleNamespace(theta=edges[e].waiting), edges[e].weight) for e in arguments if edges[e].weight
-        }
+        waiting = {e: Reduced.of(edges[e].weight, theta=edges[e].waiting) for e in arguments if edges[e].weight}
         messages = {n: arguments[e] for n, e in edge_of.items()}
         means = fed.mean(self.train, messages, weight=w, group=edge_of, start=waiting)
         trained = list(edges)

@@ -1,7 +1,6 @@
 """FedProto: Tan et al., 2022: clients hold the features of each class to the mean of all clients' means."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -97,10 +96,10 @@ class FedProto(FedAvg, name="fedproto"):
     def round(self, server: ProtoServer, fed: Federation) -> Server:
         S, known = fed.sample(self.cohort), server.prototypes
         y = fed.mean(self.train, S, by=self.aggregate, model=server.model, known=known).value
-        return ProtoServer(y.model, prototypes=self.noted(y, known, fed))
+        return ProtoServer(y.model, prototypes=self.renewed(y, known, fed))
 
-    def noted(self, y: SimpleNamespace, known: Params | None, fed: Federation) -> Params | None:
-        """The prototypes after a round, whose distance from the features is recorded."""
+    def renewed(self, y: Any, known: Params | None, fed: Federation) -> Params | None:
+        """The prototypes after a round. The distance of the features from the known ones is noted."""
         if y.held is not None:
             fed.note(held=y.held)
         return known if y.told is None else prototypes(y.told, known)
@@ -135,7 +134,7 @@ class FedProtoOriginal(FedProto, Personal, name="fedproto_original"):
     def round(self, server: ProtoServer, fed: Federation) -> Server:
         S, known, once = fed.sample(self.cohort), server.prototypes, {"model": server.model}
         y = fed.mean(self.train, S, by=self.aggregate, model=None, known=known, once=once).value
-        return ProtoServer(server.model, prototypes=self.noted(y, known, fed))
+        return ProtoServer(server.model, prototypes=self.renewed(y, known, fed))
 
     @on_client
     def train(self, client: Client, model: Model | None, known: Params | None) -> ProtoMeans:

@@ -1,6 +1,5 @@
 """The command line: one file per command."""
 
-import ast
 import importlib
 import os
 import re
@@ -111,7 +110,8 @@ def menu() -> dict[str, tuple[str, str]]:
     """Every command with its module and what it does, from the first lines of the modules, none of which is imported."""
     found: dict[str, tuple[str, str]] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        about = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+        with path.open(encoding="utf-8") as file:
+            about = file.readline().strip().strip('"')
         if match := re.fullmatch(r"((?:`effuse \w+`(?: and )?)+): (.+)", about):
             words = match[2][0].upper() + match[2][1:]
             found |= dict.fromkeys(re.findall(r"`effuse (\w+)`", match[1]), (path.stem, words))

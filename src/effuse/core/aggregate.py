@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import PositiveFloat
 
@@ -46,6 +46,11 @@ class Reduced:
     value: SimpleNamespace  # the reduced fields under the reply's own names; None where no reply had a value
     weight: float  # the total of the weights
     heard: tuple[int, ...] = ()  # the clients whose reply was accepted, in cohort order
+
+    @classmethod
+    def of(cls, weight: float, **values: Any) -> Self:
+        """An earlier result to go on from: the means of these fields, and the total of their weights."""
+        return cls(SimpleNamespace(**values), weight)
 
 
 class Reduction(Protocol):

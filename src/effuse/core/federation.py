@@ -14,6 +14,7 @@ from effuse.core.ledger import CLIENT_EDGE, CLIENT_SERVER, EDGE_CLOUD, EVALUATIO
 from effuse.core.message import message
 from effuse.core.once import Message, Once, Received
 from effuse.core.rng import Stream, stream
+from effuse.core.round_log import RoundLog
 from effuse.core.visit import through_wire
 from effuse.core.watch import Seen, Watch
 from effuse.core.workbench import SERVER, Workbench
@@ -61,12 +62,7 @@ class Federation(ABC):
         self.durable: dict[int, str] = {}  # those that a checkpoint names
         self.received = Received()
         self.held = 0  # the most bytes of replies that a reduction has held at once
-        self.losses: list[tuple[float, float]] = []  # (loss, weight) that clients reported in this round
-        self.updates: dict[int, Seen] = {}  # of this round, where clients are watched
-        self.reported: dict[int, float] = {}  # the last loss of each client in this round
-        self.seconds: dict[int, float] = {}  # of each client's work in this round; at a remote one, until its answers came
-        self.silent: set[int] = set()  # clients that gave an order of this round no answer that could be used
-        self.noted: dict[str, Any] = {}  # what the algorithm records of this round
+        self.log = RoundLog()  # of this round
         self.memo: dict[str, Any] = {}  # what a server program computes once per process; not saved
         self.on_reply: Callable[[int, Any], None] = lambda client, reply: None
         self.on_wait: Callable[[Sequence[int], float], None] = lambda clients, until: None
@@ -91,9 +87,7 @@ class Federation(ABC):
 
     def begin(self, t: int, federated: int) -> None:
         """Open a round."""
-        self.t, self.federated, self.losses, self.noted, self.updates = t, federated, [], {}, {}
-        self.reported, self.seconds, self.silent = {}, {}, set()
-        self._call = 0
+        self.t, self.federated, self.log, self._call = t, federated, RoundLog(), 0
         self.workbench.begin(self._address("round", 0, SERVER), federated)
 
     def close(self) -> None:
@@ -193,7 +187,7 @@ class Federation(ABC):
 
     def observed(self, where: str, seen: dict[int, Seen]) -> None:
         """Record what was seen of each client's update."""
-        self.updates |= seen
+        self.log.updates |= seen
 
     @contextlib.contextmanager
     def using(self, client: int) -> Iterator[None]:
@@ -202,7 +196,7 @@ class Federation(ABC):
             yield
         except Exception as error:
             self.reject(client, error)
-            self.silent.add(client)
+            self.log.silent.add(client)
 
     def reject(self, client: int, error: Exception) -> None:
         """A reply cannot be used. On one machine that is a fault, and ends the run."""
@@ -294,23 +288,23 @@ class Federation(ABC):
                 self.received.record(carried[client], client)
                 self.report_loss(loss := getattr(reply, "loss", None), getattr(reply, "weight", 1.0))
                 if loss is not None:
-                    self.reported[client] = loss
+                    self.log.reported[client] = loss
                 self.on_reply(client, reply)
             yield client, reply
             del reply  # free it before the next one is made
         if not self.evaluated:
-            self.silent |= self._busy & carried.keys()
+            self.log.silent |= self._busy & carried.keys()
         self._busy -= carried.keys()  # silent clients owe no answer any more
 
     def spent(self, client: int, seconds: float) -> None:
         """Record a client's time, unless it is being evaluated."""
         if not self.evaluated:
-            self.seconds[client] = self.seconds.get(client, 0.0) + seconds
+            self.log.seconds[client] = self.log.seconds.get(client, 0.0) + seconds
 
     def report_loss(self, loss: float | None, weight: float) -> None:
         """Record a loss for the display and the round's line; that of a reply with a `loss` is recorded automatically."""
         if loss is not None:
-            self.losses.append((loss, weight))
+            self.log.losses.append((loss, weight))
 
     def carry(self, direction: str, edge: int, what: T) -> T:
         """Charge a message between an edge and the cloud, both part of the server, and return it as it would arrive."""
@@ -319,7 +313,7 @@ class Federation(ABC):
 
     def note(self, **values: Any) -> None:
         """Write numbers, text or lists of them into the round's line."""
-        self.noted |= values
+        self.log.noted |= values
 
     def _charge(self, direction: str, client: int, what: Any, wire_bytes: int = 0) -> None:
         self.ledger.charge(Account(self._column, self.link, direction, client), what, wire_bytes)

@@ -1,9 +1,12 @@
 """Accuracy: of a trained classifier on real images, and of generated images under a classifier trained on real ones."""
 
+from abc import ABC
+
+import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from effuse.core.data import Split
+from effuse.core.data import Dataset, Split
 from effuse.core.errors import RecipeError
 from effuse.core.metric import Measurement, Metric, Outlook, Protocol, Subject
 from effuse.core.spec import spec
@@ -15,7 +18,26 @@ TRUSTED = 0.95  # a classifier below this accuracy on real images causes a warni
 
 
 @spec
-class Accuracy(Metric):
+class Predictive(Metric, ABC):
+    """A metric of the classes that the model under test predicts for real images."""
+
+    def ready(self, outlook: Outlook) -> None:
+        if not outlook.classifies:
+            raise self._no_classifier()
+
+    def right(self, subject: Subject, dataset: Dataset) -> Tensor:
+        """For each image, whether the model assigns it to its class."""
+        if subject.predict is None:
+            raise self._no_classifier()
+        scores = (subject.predict(dataset.floats(x.to(subject.device))) for x in dataset.images.split(BATCH))
+        return torch.cat([own.argmax(dim=1).cpu() for own in scores]) == dataset.labels.cpu()
+
+    def _no_classifier(self) -> RecipeError:
+        return RecipeError(f"{self.name}: this model does not classify; train it with task=classify(), or measure fid")
+
+
+@spec
+class Accuracy(Predictive):
     """The share of real images that the model under test assigns to their class."""
 
     split: Split = "test"
@@ -24,20 +46,10 @@ class Accuracy(Metric):
     def predicts(self) -> bool:
         return self.split == "test"
 
-    def ready(self, outlook: Outlook) -> None:
-        if not outlook.classifies:
-            raise _no_classifier()
-
     def measure(self, subject: Subject) -> dict[str, Measurement]:
-        if subject.predict is None:
-            raise _no_classifier()
         dataset = subject.real(self.split)
-        right = 0
-        for images, labels in zip(dataset.images.split(BATCH), dataset.labels.split(BATCH)):
-            logits = subject.predict(dataset.floats(images.to(subject.device)))
-            right += int((logits.argmax(dim=1).cpu() == labels.cpu()).sum())
         protocol: Protocol = {"split": self.split, "images": len(dataset), "data": subject.data}
-        return {"accuracy": Measurement(right / len(dataset), protocol)}
+        return {"accuracy": Measurement(share(self.right(subject, dataset)), protocol)}
 
 
 @spec
@@ -81,13 +93,14 @@ def require_labels(metric: Metric, labelled: bool) -> None:
 def share_right(logits: Tensor | None, labels: Tensor) -> float:
     """The share of images that their scores assign to their class."""
     assert logits is not None  # the encoder has a head
-    return float((logits.argmax(dim=1) == labels.cpu()).double().mean())
+    return share(logits.argmax(dim=1) == labels.cpu())
+
+
+def share(right: Tensor) -> float:
+    """The share of images that are right."""
+    return float(right.double().mean())
 
 
 def accuracy_warning(accuracy: float) -> str | None:
     """A warning if the classifier's accuracy on real images is too low to judge generated ones."""
     return None if accuracy >= TRUSTED else f"the classifier itself is right on {accuracy:.1%} of held-out real images only"
-
-
-def _no_classifier() -> RecipeError:
-    return RecipeError("accuracy: this model does not classify; train it with task=classify(), or measure fid")

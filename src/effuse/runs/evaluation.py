@@ -152,7 +152,8 @@ class Evaluator:
         owners = algorithm.owners(server, fed)
         share, n = shares_of(self.recipe, len(owners))
         grid, alone = self.recipe.evaluate.grid, self.recipe.evaluate.personal == "each"
-        sampled, predicting = (tuple(m for m in self.recipe.evaluate.metrics if kind(m)) for kind in KINDS)
+        metrics = self.recipe.evaluate.metrics
+        sampled, predicting = tuple(m for m in metrics if m.samples), tuple(m for m in metrics if m.predicts)
         digests: list[str] = []
         each: list[dict[str, Measurement]] = []
         classified: list[dict[str, Measurement]] = []
@@ -178,10 +179,6 @@ class Evaluator:
         for name, m in self.measure(pool, None, self._limited_to(pool)).items():
             found[f"{name}_pooled"] = replace(m, protocol=m.protocol | {"clients": len(shares)})
         return found, digests
-
-
-# metrics of samples, and those of class scores
-KINDS: tuple[Callable[[Metric], object], ...] = (lambda m: m.samples, lambda m: m.predicts)
 
 
 def over_clients(each: list[dict[str, Measurement]]) -> dict[str, Measurement]:

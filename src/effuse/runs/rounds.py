@@ -11,36 +11,31 @@ from typing import Any, NamedTuple
 import torch
 
 from effuse.core.algorithm import FEDERATE, Server
-from effuse.core.capabilities import Averages, Discloses, Personal, Prepares
+from effuse.core.capabilities import Personal, Prepares
 from effuse.core.data import Dataset
 from effuse.core.errors import RunError, TrainingError
 from effuse.core.federation import SETUP_T, Federation
 from effuse.core.files import cache_folder, parsed
 from effuse.core.ledger import TRAINING
 from effuse.core.metric import Measurement
-from effuse.core.model import Model
 from effuse.core.recipe import Recipe
 from effuse.core.rng import stream
 from effuse.core.spans import span
 from effuse.core.visit import placed
 from effuse.core.workbench import SERVER
 from effuse.fast import keep, machines_for
-from effuse.metrics.cost import costs, figures
-from effuse.metrics.history import accuracy_over_rounds
-from effuse.models.cut import Cuttable
+from effuse.runs.average import MovingAverage
 from effuse.runs.evaluation import Evaluator, evaluation_calls
+from effuse.runs.finish import finish
 from effuse.runs.folder import Checkpoint, RunFolder, Unevaluated
 from effuse.runs.observer import Observer
 from effuse.runs.records import ClientRecord, Result, RoundRecord, Seconds, Traffic, made, plain
-from effuse.runs.save import save_model, weights_digest
 from effuse.transport.context import Engine, EngineContext
 from effuse.transport.plan import Plan
 from effuse.transport.state import Snapshots
 from effuse.transport.write_guard import WriteGuard
 
 CHECKPOINT_SHARE = 0.1  # of the time since the last checkpoint that writing one may take
-PRUNED = "model/ is a network that has lost channels; `effuse.load` opens it, plain diffusers does not"
-PERSONAL = "model/ holds the shared parts and the initial private ones; each client keeps its own model"
 
 
 class FinishedRound(NamedTuple):
@@ -103,8 +98,7 @@ class Run:
         self.fed.on_wait = observer.waiting
         self.bench_state = Snapshots(folder.path / "server", run=folder.digest)
         self.evaluator = Evaluator(recipe, train, test, self.fed.workbench, cache_folder())
-        self.ema: Model | None = None
-        self.averaged = 0  # models in `ema`
+        self.average = MovingAverage(recipe)
         self.seconds = 0.0
         self.metrics: dict[str, Measurement] = {}
         self.unevaluated = False  # the rounds were copied from another run, and only the evaluation is left
@@ -150,7 +144,7 @@ class Run:
                         f"round {done.t + 1}: the new model holds a non-finite number; lower the learning rate or set clip"
                     )
                 if done.federated:  # phases before the first federated round are not averaged
-                    self.ema = self._averaged(server, model, new=model is not last)
+                    self.average.add(server, model, new=model is not last)
             last = model
             about, traffic = self._about(done, trained, evaluated), Traffic.from_json(fed.ledger.close(), "the ledger")
             seconds = time.monotonic() - started
@@ -177,7 +171,7 @@ class Run:
         saved = self.folder.load_checkpoint()
         if saved is not None:
             self._recognise(saved.server)
-            self.ema, self.averaged = placed(saved.ema, self.machine.device), saved.averaged
+            self.average.model, self.average.models = placed(saved.ema, self.machine.device), saved.averaged
             self.seconds += saved.seconds
             fed.restore(saved.snapshots, saved.received)
             fed.ledger.restore(saved.ledger)
@@ -222,35 +216,19 @@ class Run:
                 f"{kind.__name__}; finish it with the version of effuse that began it, or start a new run"
             )
 
-    def _averaged(self, server: Server, model: Model, new: bool) -> Model | None:
-        decay, algorithm = self.recipe.ema, self.recipe.algorithm
-        if decay is None:
-            own = algorithm.average(server) if isinstance(algorithm, Averages) else None
-            return None if own is None else model.holding(own)
-        if self.ema is None or self.ema.arch != model.arch:
-            self.averaged = int(new)  # an untrained model does not count
-            return model  # the average also restarts when the network is pruned
-        if not new:  # a hierarchical algorithm changes the cloud's model in some rounds only
-            return self.ema
-        self.averaged += 1
-        # after n models the weights are proportional to decay^(n - i), for the first model too
-        return self.ema.lerp(model, (1 - decay) / (1 - decay**self.averaged))
-
     def _about(self, done: FinishedRound, trained: int, evaluated: int) -> dict[str, Any]:
         """The fields of a round's record that describe its training."""
-        weight = sum(w for _, w in self.fed.losses)
-        loss = sum(x * w for x, w in self.fed.losses) / weight if weight else None
-        about: dict[str, Any] = {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": loss}
+        log = self.fed.log
+        about: dict[str, Any] = {"t": done.t, "phase": done.phase, "federated": done.federated, "loss": log.loss}
         about["images"] = self.machine.meter.images - trained
         about["evaluations"] = self.machine.meter.evaluations - evaluated
         if self.machine.device.type == "cuda":
             about["gpu_bytes"] = torch.cuda.max_memory_reserved()
             torch.cuda.reset_peak_memory_stats()
-        fed = self.fed
-        about["updates"] = {str(client): seen for client, seen in fed.updates.items()} or None
-        answered = sorted(fed.reported.keys() | fed.seconds.keys())
-        about["clients"] = {str(k): ClientRecord(fed.reported.get(k), fed.seconds.get(k)) for k in answered} or None
-        return about | {"at_a_time": fed.at_a_time, "noted": fed.noted or None, "silent": sorted(fed.silent) or None}
+        about["updates"] = {str(client): seen for client, seen in log.updates.items()} or None
+        answered = sorted(log.reported.keys() | log.seconds.keys())
+        about["clients"] = {str(k): ClientRecord(log.reported.get(k), log.seconds.get(k)) for k in answered} or None
+        return about | {"at_a_time": self.fed.at_a_time, "noted": log.noted or None, "silent": sorted(log.silent) or None}
 
     def _record(self, record: RoundRecord, server: Server, federated: int, over: bool) -> None:
         """Evaluate the model after a round, and write the round's line."""
@@ -274,12 +252,12 @@ class Run:
     def _evaluate(self, server: Server, federated: int, over: bool) -> None:
         algorithm = self.recipe.algorithm
         owners = len(list(algorithm.owners(server, self.fed))) if isinstance(algorithm, Personal) else 0
-        averaged = algorithm.averages if isinstance(algorithm, Personal) else self.ema is not None
+        averaged = algorithm.averages if isinstance(algorithm, Personal) else self.average.model is not None
         self.observer.phase("evaluating")
         self.observer.evaluating(evaluation_calls(self.recipe, owners, averaged))
         picture = self.folder.path / "samples" / f"round-{federated:05d}.png"
         with span("evaluate"):
-            self.metrics, self.digests = self.evaluator.evaluate(self.fed, server, self.ema, picture)
+            self.metrics, self.digests = self.evaluator.evaluate(self.fed, server, self.average.model, picture)
             if over:
                 self.metrics |= self.evaluator.evaluate_kept(server)
         if self.evaluator.note is not None:
@@ -310,8 +288,8 @@ class Run:
             "t": t,
             "federated": federated,
             "server": server,
-            "ema": self.ema,
-            "averaged": self.averaged,
+            "ema": self.average.model,
+            "averaged": self.average.models,
             "snapshots": dict(fed.snapshots),
             "received": {name: tuple(sorted(clients)) for name, clients in fed.received.items()},
             "workbench": workbench,
@@ -319,7 +297,7 @@ class Run:
             "metrics": json.dumps(plain(self.metrics)),
             "digests": self.digests,
             "lines": self.folder.rounds.stat().st_size if self.folder.rounds.exists() else 0,
-            "seconds": self.seconds + time.monotonic(),
+            "seconds": self.elapsed(),
         }
         if record is None:
             checkpoint = Checkpoint(**holds)
@@ -331,41 +309,12 @@ class Run:
 
     def _finish(self, server: Server, t: int, federated: int) -> Result:
         self.observer.phase("saving")
-        algorithm = self.recipe.algorithm
-        model = algorithm.deliver(server)
-        save_model(model, self.recipe, self.folder.path / "model")
-        if self.ema is not None:
-            save_model(self.ema, self.recipe, self.folder.path / "model-ema")
-        ledger = self.fed.ledger.report()
-        ledger["costs"] = costs(ledger[TRAINING]["links"])
-        images, seconds, per_round = 0, 0.0, []
-        accuracies: list[tuple[int, float]] = []
-        for record in self.folder.each_record():
-            if record.metrics and "accuracy" in record.metrics:
-                accuracies.append((record.federated, record.metrics["accuracy"]))
-            images += record.images
-            seconds += record.seconds.round
-            sent = {"parameters": plain(record.traffic.parameters), "bytes": plain(record.traffic.bytes)}
-            per_round.append({"phase": record.phase} | sent)
-        spent = algorithm.spent(server) if isinstance(algorithm, Discloses) else None
-        privacy = {} if spent is None else {"privacy": spent}
-        self.folder.write_json("ledger.json", ledger | privacy | {"per_round": per_round})
-        arch = model.arch
-        cut = arch != self.recipe.model and isinstance(arch, Cuttable) and arch.cut
-        result = Result(
-            weights_sha256=weights_digest(model, self.digests),
-            metrics=self.metrics,
-            rounds=federated,
-            traffic=dataclasses.replace(Traffic.from_json(ledger[TRAINING], "the ledger"), clients=None),
-            parameters=model.params.numel,
-            figures=figures(model, algorithm, ledger["costs"]) | accuracy_over_rounds(accuracies),
-            images=images,
-            privacy=self.plan.spent(t),
-            seconds=self.seconds + time.monotonic(),
-            round_seconds=seconds,
-            pruned=PRUNED if cut else None,
-            personal=PERSONAL if isinstance(algorithm, Personal) else None,
-        )
-        self.folder.write_json("result.json", plain(result))
+        known = {"rounds": federated, "metrics": self.metrics, "privacy": self.plan.spent(t)}
+        ledger, seconds = self.fed.ledger.report(), self.elapsed
+        result = finish(self.folder, self.recipe, server, self.average.model, self.digests, ledger, seconds, **known)
         self.observer.finished(result)
         return result
+
+    def elapsed(self) -> float:
+        """The seconds of this run so far, those before an interruption included."""
+        return self.seconds + time.monotonic()

@@ -107,9 +107,7 @@ def rehearse(recipe: Recipe, fed: Rehearsal, model: Model) -> tuple[list[dict[st
 
     Returns their traffic, the number of evaluations, the final server state, and the largest states in bytes.
     """
-    fed.begin(-1, 0)
-    server = recipe.algorithm.setup(model, fed)
-    fed.close()
+    server = fed.prepare(model)
     closed, evaluations, server_bytes, client_bytes = [], 0, 0, 0
     snapshots = cast(Callable[[int], MemorySnapshots], fed.worker.snapshots)  # a rehearsal keeps states in memory
     for done in rounds_of(recipe, fed, server, 0, 0):

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from effuse.core.algorithm import FEDERATE
 from effuse.core.data import Dataset, Shard
-from effuse.core.federation import SETUP_T
 from effuse.core.privacy import Release
 from effuse.core.protection import Protection
 from effuse.core.recipe import Recipe
@@ -88,14 +86,7 @@ def releases(recipe: Recipe, shards: Sequence[Shard]) -> dict[int, Planned]:
     """What each client, and the server where it pools data, would release in a whole run."""
     if recipe.budget is None:
         return {}
-    fed, algorithm = Rehearsal(recipe, shards), recipe.algorithm
-    fed.begin(SETUP_T, 0)
-    server, t, federated = algorithm.setup(hollow_model(recipe), fed), 0, 0
-    fed.close()
-    while not recipe.over(server, federated):
-        fed.begin(t, federated)
-        federates = server.phase == FEDERATE
-        server = algorithm.round(server, fed)
-        fed.close()
-        federated, t = federated + federates, t + 1
+    fed = Rehearsal(recipe, shards)
+    for _ in fed.play(hollow_model(recipe)):
+        pass
     return {client: found for client, found in sorted(fed.released.items()) if found}

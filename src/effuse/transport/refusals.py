@@ -11,7 +11,7 @@ from effuse.core.algorithm import FEDERATE, Algorithm
 from effuse.core.capabilities import Draws, Personal
 from effuse.core.data import Dataset, Shard
 from effuse.core.errors import RecipeError
-from effuse.core.federation import SETUP_T, Federation, cohort_size
+from effuse.core.federation import Federation, cohort_size
 from effuse.core.metric import Outlook
 from effuse.core.model import Arch, Model, Net
 from effuse.core.recipe import Recipe
@@ -47,9 +47,7 @@ class WithoutPool(Rehearsal):
 
 def refuse_apart(recipe: Recipe, train: Dataset) -> None:
     """Raise now what the algorithm's setup would raise over a network, after all sites have connected."""
-    fed = WithoutPool(recipe, [Shard.whole(train)] * recipe.clients)
-    fed.begin(SETUP_T, 0)
-    recipe.algorithm.setup(hollow_model(recipe), fed)
+    WithoutPool(recipe, [Shard.whole(train)] * recipe.clients).prepare(hollow_model(recipe))
 
 
 def refuse_quorum(recipe: Recipe, quorum: int) -> None:
@@ -69,17 +67,11 @@ def reducers_in(algorithm: Algorithm) -> list[Reducer]:
 
 def refuse_cohort(recipe: Recipe, train: Dataset) -> None:
     """Refuse a reducer that holds a whole cohort's replies if they exceed the memory; a rehearsal counts their bytes."""
-    algorithm = recipe.algorithm
-    reducer = next((by for by in reducers_in(algorithm) if by.holds), None)
+    reducer = next((by for by in reducers_in(recipe.algorithm) if by.holds), None)
     if reducer is None:
         return
     fed = Rehearsal(recipe, [Shard.whole(train)] * recipe.clients)
-    fed.begin(SETUP_T, 0)
-    server, t, phase = algorithm.setup(hollow_model(recipe), fed), 0, ""
-    while phase != FEDERATE:
-        phase = server.phase
-        fed.begin(t, 0)
-        server, t = algorithm.round(server, fed), t + 1
+    next(phase for phase in fed.play(hollow_model(recipe)) if phase == FEDERATE)
     if fed.held > (memory := machine_memory()):
         raise RecipeError(
             f"algorithm.aggregate: {reducer} holds the replies of a whole cohort, {fed.held:,} bytes, and this machine has "

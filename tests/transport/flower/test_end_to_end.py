@@ -1,10 +1,12 @@
-"""One real federation in every run of the suite: a SuperLink, TLS, node authentication, and a process for every site."""
+"""One real federation: a SuperLink, TLS, node authentication, and a process for every site."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+
+import pytest
 
 from effuse.recipes import find_recipe
 from effuse.runs import driver
@@ -20,6 +22,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow("six processes; the other tests of this folder do the same without a network, and CI runs this one")
 def test_a_stateful_recipe_with_part_of_its_clients_gives_the_simulators_weights(tmp_path):
     """UDEC keeps an encoder, a bottleneck and an optimiser at each client, and two of three clients take part in a round."""
     options = [part for setting in SETTINGS for part in ("--set", setting)]

@@ -93,12 +93,6 @@ def test_an_algorithms_error_is_raised_before_an_order_goes_out(tmp_path):
     assert channel.orders == []
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "centralised"])  # which no network has
-def test_every_job_of_the_project_can_be_done_on_shapes(name, tmp_path):
-    run_over(FakeChannel(tmp_path / "sites", 3), toy_recipe(algorithm=ALGORITHMS[name]), tmp_path / "run")
-    assert "cannot be done on shapes" not in (tmp_path / "run" / "federation.log").read_text()
-
-
 def test_loose_tensors_keep_their_numbers_and_are_not_written_on():
     """FedPhD's clients choose an edge by the counts that they are sent, and do not change the message."""
     recipe = toy_recipe(algorithm=ALGORITHMS["fedphd, pruned in the middle"])

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("slept", "impatient")
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
+    """And each of its jobs can be done on shapes, so that every reply is checked against the shapes it must have."""
     recipe = toy_recipe(algorithm=ALGORITHMS[name], rounds=3, reproducible=True)
     channel = FakeChannel(tmp_path / "sites", 3)
     if isinstance(recipe.algorithm, Centralised):
@@ -33,6 +34,7 @@ def test_every_algorithm_gives_the_simulators_bits(name, tmp_path):
     a, b = driver.run(recipe, tmp_path / "simulator"), run_over(channel, recipe, tmp_path / "flower")
     assert a.weights_sha256 == b.weights_sha256
     assert a.traffic.bytes == b.traffic.bytes and a.traffic.parameters == b.traffic.parameters
+    assert "cannot be done on shapes" not in log_of(tmp_path / "flower")
 
 
 # of three replies, these reducers need all

@@ -56,10 +56,8 @@ Data = Literal["cifar10", "cifar100", "tiny", "digits5", "office", "ham10000", "
 Scenario = Literal[
     "iid", "nid1-0.05", "nid1-0.2", "nid1-0.5", "nid2", "tail-10", "tail-50", "tail-100", "tail-200", "domains"
 ]
-Method = Literal[
-    "fedavg", "fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge", "feddifrc",
-    "fedema", "fedlid",
-]  # fmt: skip
+Rival = Literal["fedavg", "fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge"]
+Method = Literal[Rival, "feddifrc", "fedema", "fedlid"]  # the last two use no labels
 Pool = Literal["mean", "l2"]
 Seen = Literal["sd", "own", "vectors", "encoder"]  # where the guide's features come from
 

@@ -110,12 +110,8 @@ def table8(seeds: Seeds = (0, 1, 2)) -> Table:
     These have negative entries, which a mean of ReLUs cannot reach, so the networks have a projection.
     """
     folders = {"clip": "clip-vit-base-patch16", "mae": "vit-mae-base", "dino": "dino-vitb16"}
-    cells = [
-        _cell({"encoder": name, "scenario": scenario}, seed, number, guide=f'"encoder", "{folders[name]}", projected=True')
-        for name, numbers in p.TABLE_8.items()
-        for seed in seeds
-        for scenario, number in zip(p.TABLE_6_COLUMNS, numbers)
-    ]
+    guides = {name: f'"encoder", "{folder}", projected=True' for name, folder in folders.items()}
+    cells = _guides("encoder", guides, p.TABLE_8, p.TABLE_6_COLUMNS, seeds)
     return _table("table8", "Table 8: published encoders", cells, seeds)
 
 
@@ -176,12 +172,8 @@ def table15(seeds: Seeds = (0, 1, 2), root: str = "") -> Table:
 def table16(seeds: Seeds = (0, 1, 2)) -> Table:
     """Table 16: CIFAR-10 by version of Stable Diffusion."""
     folders = {"1-4": "stable-diffusion-v1-4", "1-5": FOLDER, "2-0": "stable-diffusion-2-base"}
-    cells = [
-        _cell({"version": version, "scenario": scenario}, seed, number, guide=f'"sd", "{folders[version]}"')
-        for version, numbers in p.TABLE_16.items()
-        for seed in seeds
-        for scenario, number in zip(p.LABEL_SHIFT, numbers)
-    ]
+    guides = {version: f'"sd", "{folder}"' for version, folder in folders.items()}
+    cells = _guides("version", guides, p.TABLE_16, p.LABEL_SHIFT, seeds)
     return _table("table16", "Table 16: versions of Stable Diffusion", cells, seeds)
 
 
@@ -193,6 +185,15 @@ def _methods(
         for data in sets
         for seed in seeds
         for method, row in numbers[data].items()
+        for scenario, number in zip(columns, row)
+    ]
+
+
+def _guides(label: str, guides: Mapping[str, str], numbers: p.Printed, columns: tuple[str, ...], seeds: Seeds) -> list[Cell]:
+    return [
+        _cell({label: name, "scenario": scenario}, seed, number, guide=guides[name])
+        for name, row in numbers.items()
+        for seed in seeds
         for scenario, number in zip(columns, row)
     ]
 
