@@ -1,7 +1,7 @@
 """The scaled comparison: can a guide be seen at all, is it the image, and what do the rivals do on the same seeds?"""
 
 from effuse.core.table import Cell, Scale, Table
-from effuse.recipes.feddifrc.methods import STEP
+from effuse.recipes.feddifrc.methods import BESIDE, STEP
 from effuse.recipes.feddifrc.tables import ALSO
 from effuse.recipes.seeds import FIRST_TUNING_SEED, refuse_results, refuse_tuning
 
@@ -98,7 +98,7 @@ def _guides(data: str, scenario: str, seed: int, validation: bool = False) -> li
 
 def _once(data: str, scenario: str, seed: int) -> list[Cell]:
     """Rivals and controls of one seed."""
-    cells = [_cell(name, data, scenario, seed) for name in (*RIVALS, "feddda", "ridge")]
+    cells = [_cell(name, data, scenario, seed) for name in (*RIVALS, "feddda", *BESIDE, "ridge")]
     for name, settings in {
         "tdcl": ("algorithm.ndcr=0.0",),
         "ndcr": ("algorithm.tdcl=0.0",),
@@ -126,7 +126,7 @@ def _cell(
     """One classifier. Both guides are runs of this table, which must be finished first."""
     place = "iid" if method == "fedavg-iid" else scenario
     guided = {"both": ("feddifrc", "own", "guide"), "oracle": ("feddifrc", "own", "oracle-guide")}
-    own = {"ridge": ("ridge", "own", "guide"), "feddda": ("feddda", "own", "guide"), "vectors": ("feddifrc", "vectors", "")}
+    own = {name: (name, "own", "guide") for name in ("ridge", "feddda", *BESIDE)} | {"vectors": ("feddifrc", "vectors", "")}
     called, source, folder = {**guided, **own}.get(method, (method.partition("-")[0], "vectors", ""))
     place_of_guide = f', "{{out}}/{scenario}-{folder}-{seed}/model"' if folder else ""
     more = ", projected=True" + (", validation=True" if validation else "") + more
