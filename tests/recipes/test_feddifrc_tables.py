@@ -277,6 +277,12 @@ def test_tuning_has_equal_trials_on_its_own_seeds_and_images():
     assert recipe.data.name == "validation" and recipe.data.share == 0.2
     with pytest.raises(RecipeError, match="seed 3 is for results"):
         find_table("feddifrc.tuned(seed=3)")
+    fewer = find_table('feddifrc.tuned(methods=["both", "vectors"], longer=0.25)')[1]
+    assert len(fewer.cells) == 1 + 2 * 3 * 5
+    trial = find_recipe(fewer.cells[-1].recipe.replace("{scale}", "scaled"))[1]
+    assert trial.rounds == 10 and trial.algorithm.guide.name == "vectors"
+    with pytest.raises(RecipeError, match="no trials of 'fedavg'"):
+        find_table('feddifrc.tuned(methods=["fedavg"])')
     for name in ("comparison", "normalised", "table3"):
         with pytest.raises(RecipeError, match="seeds from 100 on are for tuning"):
             find_table(f"feddifrc.{name}(seeds=[100])")
@@ -285,8 +291,10 @@ def test_tuning_has_equal_trials_on_its_own_seeds_and_images():
 def test_the_comparison_has_controls_on_every_seed_and_rivals_on_the_first():
     cells = find_table("feddifrc.comparison")[1].cells
     by_seed = {seed: {c.labels["method"] for c in cells if c.labels["seed"] == seed} for seed in range(6)}
-    paired = {"guide", "oracle-guide", "fedavg", "fedavg-iid", "both", "vectors", "oracle"}
-    assert all(by_seed[seed] == paired for seed in range(1, 6)) and by_seed[0] > paired
+    paired = {"guide", "fedavg", "fedavg-iid", "both", "vectors", "oracle"}
+    assert all(by_seed[seed] == paired for seed in range(1, 6)) and by_seed[0] > {*paired, "oracle-guide"}
+    oracle = next(c for c in cells if c.name == "nid1-0.05-oracle-2")
+    assert '"{out}/nid1-0.05-oracle-guide-0/model"' in oracle.recipe, "data in one place know no partition"
     assert set(RIVALS) < by_seed[0]
     both = next(c for c in cells if c.name == "nid1-0.05-both-2")
     assert '"own", "{out}/nid1-0.05-guide-2/model", ' in both.recipe
