@@ -13,7 +13,7 @@ from effuse.core.federation import SETUP_T
 from effuse.models.resnet import Resnet
 from effuse.recipes import find_recipe, find_table, tables
 from effuse.recipes.feddifrc import printed
-from effuse.recipes.feddifrc.comparison import TRIALS
+from effuse.recipes.feddifrc.comparison import CHOSEN, TRIALS
 from effuse.recipes.feddifrc.methods import BESIDE, NETWORK
 from effuse.runs.driver import run
 from effuse.tools.check import check
@@ -286,6 +286,17 @@ def test_tuning_has_equal_trials_on_its_own_seeds_and_images():
     for name in ("comparison", "normalised", "table3"):
         with pytest.raises(RecipeError, match="seeds from 100 on are for tuning"):
             find_table(f"feddifrc.{name}(seeds=[100])")
+
+
+def test_the_comparison_takes_what_the_trials_have_chosen(monkeypatch):
+    """The oracle has what the own guide has; a control's own setting comes last and wins; trials take nothing."""
+    monkeypatch.setitem(CHOSEN, "both", ("algorithm.tdcl=0.3", "algorithm.tau=0.1"))
+    cells = {cell.name: cell.settings for cell in find_table("feddifrc.comparison")[1].cells}
+    both = ("seed=0", "algorithm.tdcl=0.3", "algorithm.tau=0.1")
+    assert cells["nid1-0.05-both-0"] == cells["nid1-0.05-oracle-0"] == both
+    assert cells["nid1-0.05-tau-0.2-0"] == (*both, "algorithm.tau=0.2") and cells["nid1-0.05-vectors-0"] == ("seed=0",)
+    trial = next(cell for cell in find_table("feddifrc.tuned")[1].cells if cell.labels["method"] == "both-ndcr-0.1")
+    assert trial.settings == ("seed=100", "algorithm.ndcr=0.1")
 
 
 def test_the_comparison_has_controls_on_every_seed_and_rivals_on_the_first():

@@ -12,6 +12,8 @@ SCALES = {
     "smoke": Scale(comparable=False, label="run on digits"),
 }
 LONGER = 1.5  # FedAvg's rounds against the others', for the guide's GPU time; set it to what the guide took
+# method -> the settings that the trials have chosen, such as "algorithm.tdcl=0.3"; none yet. The oracle has those of "both"
+CHOSEN: dict[str, tuple[str, ...]] = {}
 # five trials for each key: a rival's one parameter, or weights and temperature of what is held to a guide
 TRIALS: dict[str, tuple[str, tuple[float, ...]]] = {
     "both-tdcl": ("tdcl", (0.1, 0.3, 1.0, 3.0, 10.0)),
@@ -154,10 +156,11 @@ def _cell(
     own = {name: (name, "own", "guide") for name in ("ridge", "feddda", *BESIDE)} | {"vectors": ("feddifrc", "vectors", "")}
     called, source, folder = {**guided, **own}.get(method, (method.partition("-")[0], "vectors", ""))
     place_of_guide = f', "{{out}}/{scenario}-{folder}-{seed if guide is None else guide}/model"' if folder else ""
+    chosen = () if validation else CHOSEN.get("both" if method == "oracle" else method, ())
     more = ", projected=True" + (", validation=True" if validation else "") + (f", longer={longer}" if longer != 1 else "")
     return Cell(
         labels={"scenario": scenario, "method": name or method, "seed": seed},
         recipe=f'feddifrc.classifier("{called}", "{data}", "{place}", "{{scale}}", "{source}"{place_of_guide}{more})',
-        settings=(f"seed={seed}", *settings),
+        settings=(f"seed={seed}", *chosen, *settings),
         metric="accuracy" if method == "ridge" else "accuracy_last5",
     )

@@ -55,6 +55,7 @@ Seen = Literal["sd", "own", "vectors", "encoder"]  # where the guide's features 
 
 NETWORK = Unet(widths=(64, 128, 128, 128), conditional=True)  # 8,954,883 parameters
 NOISE = Denoise(drop=0.1)
+STAGES = (2, 3, 4)  # of an own guide: the paper's; choose them by `effuse probe`
 STEP = 50  # of H with an own guide: the paper's 150 belongs to a latent model; choose it by `effuse probe`
 PROJECTION = 256  # MOON's
 COMMON = 512  # of the projection that makes features of both signs, where every method has one
@@ -102,7 +103,7 @@ def classifier(
     )
     if method == "ridge":
         network = DigitsUnet() if smoke else FromPretrained(folder=_needed(folder, method))
-        model = Headed(network=network, stages=(0, 1, 2) if smoke else (2, 3, 4))
+        model = Headed(network=network, stages=(0, 1, 2) if smoke else STAGES)
         return dataclasses.replace(recipe, model=model, algorithm=Fed3R(), rounds=1)
     found = _guide(guide, folder, smoke, "mean" if projected else "l2") if method in GUIDED else None
     return dataclasses.replace(recipe, algorithm=_algorithm(method, local, rounds, found, drawn or folder, smoke))
@@ -216,7 +217,7 @@ def _guide(source: Seen, folder: str | None, smoke: bool, pool: Pool = "l2") -> 
         return StableDiffusion(network=Sd(folder=folder or "stable-diffusion-v1-5"), pool=pool)
     if source == "encoder":
         return Encoder(network=Vision(folder=_needed(folder, source)))
-    return Own(network=FromPretrained(folder=_needed(folder, source)), task=NOISE, pool=pool, reduce="random")
+    return Own(network=FromPretrained(folder=_needed(folder, source)), stages=STAGES, task=NOISE, pool=pool, reduce="random")
 
 
 def _needed(folder: str | None, what: str) -> str:
