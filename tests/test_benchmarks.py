@@ -46,6 +46,19 @@ def test_throughput_compares_with_the_right_loops():
     assert parts[0]["ms"] >= parts[1]["ms"] >= parts[2]["ms"] > 0
 
 
+@ITSELF
+def test_guided_training_and_looking_are_timed():
+    """On digits: a loop without a guide, effuse with and without one, and a pass of every image through the guide.
+
+    Eleven passes an image, at the measured rate, against 200 training steps of it.
+    """
+    rows = measured("guided.py", "--clients", "2", "--images", "100", "--device", "cpu")["rows"]
+    trained = [(row["variant"], row["held"]) for row in rows if row["what"] == "train"]
+    assert trained == [("plain", False), ("eager", False), ("eager", True)]
+    held, looked, share = rows[2]["per_second"], rows[3]["per_second"], rows[4]["of_a_run"]
+    assert share == pytest.approx((11 / looked) / (11 / looked + 200 / held))
+
+
 def test_the_memory_of_a_round_does_not_grow_with_its_clients():
     """10 against 100 clients: at most six copies of the model may wait at a busy server.
 

@@ -137,7 +137,7 @@ def test_links_have_targets(document):
 PAPERS = ("feddiffuse", "fedddpm", "fedphd", "feddiff", "feddifrc")
 
 
-@pytest.mark.parametrize("document", [f"docs/{paper}.md" for paper in PAPERS])
+@pytest.mark.parametrize("document", [*(f"docs/{paper}.md" for paper in PAPERS), "docs/notes/feddifrc.md"])
 def test_a_papers_commands_name_existing_recipes(document):
     """Running them would take hours, so recipes, settings, tables, scales and cells are looked up instead."""
     lines = [line for block in blocks(document, "sh") for line in block.splitlines()]

@@ -28,7 +28,7 @@ def tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 8}))
 
 
-def tiny_sd(folder: Path, seed: int = 0) -> Path:
+def tiny_sd(folder: Path, seed: int = 0, **unet: object) -> Path:
     """A folder of random components, as diffusers and transformers write them. An image of 16 pixels has a latent of 8."""
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
@@ -58,6 +58,7 @@ def tiny_sd(folder: Path, seed: int = 0) -> Path:
             cross_attention_dim=8,
             attention_head_dim=2,
             norm_num_groups=2,
+            **unet,
         ).save_pretrained(folder / "unet")
         AutoencoderKL(
             block_out_channels=(4, 4),
@@ -66,4 +67,29 @@ def tiny_sd(folder: Path, seed: int = 0) -> Path:
             latent_channels=4,
             norm_num_groups=2,
         ).save_pretrained(folder / "vae")
+    return folder
+
+
+def tiny_unclip(folder: Path, seed: int = 0) -> Path:
+    """The same with what unCLIP adds: an image encoder of width 8 for 8 pixels, its usual values, and two schedules."""
+    from diffusers import DDIMScheduler, DDPMScheduler
+    from safetensors.torch import save_file
+    from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    # the U-Net sees an embedding of 8 and its level's embedding of 8
+    tiny_sd(folder, seed, class_embed_type="projection", projection_class_embeddings_input_dim=16)
+    shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + 1)
+        config = CLIPVisionConfig(**shape, image_size=8, patch_size=4, projection_dim=8)
+        CLIPVisionModelWithProjection(config).save_pretrained(folder / "image_encoder")
+        usual = {"mean": torch.randn(1, 8), "std": torch.rand(1, 8) + 0.5}
+    (folder / "image_normalizer").mkdir()
+    (folder / "image_normalizer/config.json").write_text(json.dumps({"embedding_dim": 8}))
+    save_file(usual, folder / "image_normalizer/diffusion_pytorch_model.safetensors")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(folder / "image_noising_scheduler")
+    DDIMScheduler(beta_schedule="scaled_linear", clip_sample=False).save_pretrained(folder / "scheduler")
+    (folder / "feature_extractor").mkdir()
+    seen = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+    (folder / "feature_extractor/preprocessor_config.json").write_text(json.dumps(seen))
     return folder

@@ -26,7 +26,7 @@ from effuse.algorithms.fednh import FedNH
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedproto import FedProto, FedProtoOriginal
 from effuse.algorithms.fedprox import FedProx
-from effuse.algorithms.fedrcl import FedRCL
+from effuse.algorithms.fedrcl import FedRCL, FedRCLGuided
 from effuse.algorithms.localaug import LocalAug
 from effuse.algorithms.localonly import LocalOnly
 from effuse.algorithms.mofedsam import MoFedSAM
@@ -384,6 +384,7 @@ CLASSIFYING = (
     "fedproto_original",
     "fednh",
     "fedrcl",
+    "fedrcl_guided",
 )
 
 
@@ -438,6 +439,7 @@ CVAES = {
 TOY_GUIDE, TOY_NOISE = ToyLabelled(width=16, dropout=0.0), Denoise(schedule=Linear(steps=25))
 GUIDE = Own(network=TOY_GUIDE, stages=(0, 1), widths=(15, 1), task=TOY_NOISE)
 DRAWN = {"guide": TOY_GUIDE, "task": TOY_NOISE, "sampler": Ddim(batch=4, steps=2), "n": 16, "share": 8, "group": 6}
+GUIDE_DRAWS = {name: value for name, value in DRAWN.items() if name != "guide"}
 # never satisfied, so that a run is as long as its rehearsal
 TEST = QuickTest(every=1, size=4, encoder=Pixels(side=2), threshold=1e-9)
 # every algorithm of the project, and the toy algorithms above
@@ -528,6 +530,11 @@ ALGORITHMS = {
     "feddisco, part of the clients, with noise": FedDisco(local=ADAM, cohort=2, a=1.0, histogram=Gaussian(epsilon=1.0)),
     "fedcda, part of the clients": FedCDA(local=ADAM, cohort=2, cache=2, batches=100, warmup=1),
     "fedrcl": FedRCL(local=ADAM, near=0.5),
+    "fedrcl with drawn images": FedRCLGuided(local=ADAM, near=0.5, draws=DRAWN["guide"], **GUIDE_DRAWS),
+    "fedrcl held to a guide": FedRCLGuided(local=ADAM, near=0.5, guide=GUIDE, t=3),
+    "fedrcl with both, part of the clients": FedRCLGuided(
+        local=KEPT, near=0.5, cohort=2, draws=DRAWN["guide"], guide=GUIDE, t=3, **GUIDE_DRAWS
+    ),
     "localaug": LocalAug(**SYNTHESIS, local=ADAM, cohort=2),
     "fedavg, krum": FedAvg(local=ADAM, aggregate=Krum(f=0)),
     "scaffold, trimmed means": Scaffold(local=ADAM, aggregate=Trimmed(share=0.3)),

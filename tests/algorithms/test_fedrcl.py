@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toy import ADAM, toy_recipe
 
 from effuse.algorithms.fedavg import FedAvg
-from effuse.algorithms.fedrcl import FedRCL, contrasted, relaxed
+from effuse.algorithms.fedrcl import FedRCL, contrasted, pulled, relaxed
 from effuse.core.errors import RecipeError
 from effuse.core.model import Net
 from effuse.core.privacy import Budget
@@ -82,14 +82,15 @@ class Fixed(nn.Module):
 
     def forward(self, x: Tensor, give: str = "output"):
         z = self.rows[x.flatten().long()]
-        return torch.zeros(len(x), 2) + 0 * z, (z, z.flip(1) + 0.3)
+        return torch.zeros(len(x), 2) + 0 * z, z, (z, z.flip(1) + 0.3)
 
 
-def loss_of(labels: list[int], rows: list[int], weight: Tensor | None = None, **keys: float):
-    """The loss, its second value, and the gradient of the rows."""
+def loss_of(labels: list[int], rows: list[int], weight: Tensor | None = None, H: Tensor | None = None, **keys: float):
+    """The loss, its second value, and the gradient of the rows; with H, half of the distance from it is added."""
     net = Net(Fixed())
     x = torch.tensor(rows).float().view(-1, 1, 1, 1)
-    loss, held = contrasted(net, Batch(x, torch.tensor(labels), Classify(), weight=weight), given(**keys))
+    batch = Batch(x, torch.tensor(labels), Classify(), weight=weight, columns={} if H is None else {"H": H.half()})
+    loss, held = (contrasted if H is None else pulled)(net, batch, given(**keys) | {"pull": torch.tensor(0.5)})
     loss.backward()
     return loss.detach(), held.detach(), net.params["rows"].grad
 
@@ -114,6 +115,17 @@ def test_a_padded_batch_equals_the_unpadded_one():
     near = loss_of([0, 0, 1, 0], [0, 1, 2, 2], weight[[0, 1, 2, 3]])
     torch.testing.assert_close(near, plain)
     assert abs(loss_of([0, 0, 1, 0], [0, 1, 2, 2])[0] - plain[0]) > 1e-3, "if it counted"
+
+
+def test_the_distance_from_a_guide_by_hand():
+    """Features (1, 0), (0.8, 0.6), (0, 1) and H (0, 0), (0.8, 0.6), (0, 3): distances 1, 0 and 4, half of their mean 5/6."""
+    H = torch.tensor([[0.0, 0.0], [0.8, 0.6], [0.0, 3.0]])
+    plain, held, _ = loss_of([0, 0, 1], [0, 1, 2])
+    found = loss_of([0, 0, 1], [0, 1, 2], H=H)
+    assert [x.item() for x in found[:2]] == pytest.approx([plain.item() + 5 / 6, held.item() + 5 / 6], rel=1e-3)
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    padded = loss_of([0, 0, 1, 0], [0, 1, 2, 0], weight, H=torch.cat([H, torch.full((1, 2), 9.0)]))
+    torch.testing.assert_close(padded, found)
 
 
 def test_similarities_are_in_fp32_under_autocast():

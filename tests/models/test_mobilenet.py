@@ -36,7 +36,7 @@ def test_its_levels_are_the_ends_of_its_resolutions(norm):
     """The stem (32), then before each halving 16, 24, 32 and 96 channels, then the features; the output does not change."""
     net = MobileNetV2(norm=norm, projection=5).resolved(Shape(32, 3, 10)).build().eval()
     x = torch.randn(2, 3, 32, 32)
-    output, levels = net(x, give="levels")
+    output, _, levels = net(x, give="levels")
     assert torch.equal(output, net(x)) and [level.shape[1] for level in levels] == [32, 16, 24, 32, 96, 512]
     maps = net.maps(x)
     assert [m.shape[2] for m in maps] == [16, 16, 8, 4, 2, 1] and all(bool((m < 0).any()) for m in maps)

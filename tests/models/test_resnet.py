@@ -71,7 +71,7 @@ def test_resnet10_has_five_levels(norm: str, classes: int, parameters: int) -> N
     x, seen = torch.randn(2, 3, 8, 8), []
     for layer in (net.stem[1], *net.stages):
         layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    output, levels = net(x, give="levels")
+    output, _, levels = net(x, give="levels")
     assert len(seen) == 1, "the blocks' own ReLUs are not used"
     assert torch.equal(output, net(x))
     assert [level.shape for level in levels] == [(2, n) for n in (64, 64, 128, 256, 512)]
@@ -84,8 +84,9 @@ def test_resnet10_has_five_levels(norm: str, classes: int, parameters: int) -> N
 def test_a_level_is_the_last_block_of_its_stage() -> None:
     net = Resnet(widths=(8, 16), blocks=(2, 3), groups=4, projection=5).resolved(DIGITS).build().eval()
     x = torch.randn(2, 1, 8, 8)
-    output, levels = net(x, give="levels")
-    assert torch.equal(output, net(x)) and [level.shape[1] for level in levels] == [8, 8, 16]
+    output, features, levels = net(x, give="levels")
+    assert torch.equal(output, net(x)) and torch.equal(features, net(x, give="features"))
+    assert [level.shape[1] for level in levels] == [8, 8, 16]
     for end, level in ((1, levels[1]), (4, levels[2])):
         before = net.stages[end].summed(net.stages[:end](net.stem(x)))
         torch.testing.assert_close(level, before.mean((2, 3)))
@@ -94,7 +95,7 @@ def test_a_level_is_the_last_block_of_its_stage() -> None:
 def test_the_levels_of_a_cnn_are_its_normalised_maps() -> None:
     net = Cnn(widths=(8, 16), groups=4, projection=5).resolved(DIGITS).build()
     x = torch.randn(2, 1, 8, 8)
-    output, levels = net(x, give="levels")
+    output, _, levels = net(x, give="levels")
     assert torch.equal(output, net(x)) and [level.shape[1] for level in levels] == [8, 16]
     torch.testing.assert_close(levels[0], net.stages[1](net.stages[0](x)).mean((2, 3)))
 
@@ -102,7 +103,7 @@ def test_the_levels_of_a_cnn_are_its_normalised_maps() -> None:
 def test_levels_are_in_fp32_under_autocast() -> None:
     net = Resnet(widths=(8,), blocks=(1,), groups=4).resolved(DIGITS).build()
     with torch.autocast("cpu", torch.bfloat16):
-        output, levels = net(torch.randn(2, 1, 8, 8), give="levels")
+        output, _, levels = net(torch.randn(2, 1, 8, 8), give="levels")
     assert output.dtype == torch.bfloat16 and {level.dtype for level in levels} == {torch.float32}
 
 

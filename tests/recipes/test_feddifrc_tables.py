@@ -13,8 +13,8 @@ from effuse.core.federation import SETUP_T
 from effuse.models.resnet import Resnet
 from effuse.recipes import find_recipe, find_table, tables
 from effuse.recipes.feddifrc import printed
-from effuse.recipes.feddifrc.comparison import TRIALS
-from effuse.recipes.feddifrc.methods import NETWORK
+from effuse.recipes.feddifrc.comparison import CHOSEN, TRIALS
+from effuse.recipes.feddifrc.methods import BESIDE, NETWORK
 from effuse.runs.driver import run
 from effuse.tools.check import check
 from effuse.tools.reproduce import Reproduction
@@ -32,7 +32,7 @@ SHAPES = {  # side and classes
     "eurosat": (64, 10),
 }
 SHORT = ["rounds=2", "data=some(digits(), 300)", "clients=7", "threads=1"]
-METHODS = ("fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge", "feddifrc")
+RIVALS = ("fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge", *BESIDE)
 
 
 @pytest.mark.parametrize("name", [*NUMBERED, "feddifrc.comparison", "feddifrc.normalised", "feddifrc.tuned"])
@@ -82,6 +82,23 @@ def test_a_cell_has_its_printed_number_and_settings():
     assert rounds.beside == {"rounds_to_0.4": 15, "rounds_to_0.8": 52}
 
 
+def test_fedrcl_beside_a_guide_in_table_6():
+    """At NID1 0.05: 82.30 with drawn images, 80.95 held to features, 81.52 with both; FedDisc alone has no recipe."""
+    cells = {cell.name: cell for cell in find_table("feddifrc.table6")[1].cells}
+    for name, printed_number, drawn, guide in (
+        ("fedrcl_drawn", 0.8230, "runs/guide/model", None),
+        ("fedrcl_l2", 0.8095, None, "stable_diffusion"),
+        ("fedrcl_both", 0.8152, "runs/guide/model", "stable_diffusion"),
+    ):
+        cell = cells[f"{name}-nid1-0.05-0"]
+        algorithm = find_recipe(cell.recipe.replace("{scale}", "paper"))[1].algorithm
+        assert cell.printed == pytest.approx(printed_number)
+        assert (algorithm.draws and algorithm.draws.folder, algorithm.guide and algorithm.guide.name) == (drawn, guide)
+        assert (algorithm.near, algorithm.beta, algorithm.pull, algorithm.t) == (0.6, 1.0, 1.0, 150 if guide else 50)
+    with pytest.raises(RecipeError, match='"fedrcl_drawn" needs the folder of a network'):
+        find_recipe('feddifrc.classifier("fedrcl_drawn")')
+
+
 def test_the_papers_protocol():
     """ResNet-10 with BatchNorm, 100 rounds of 10 epochs, Stable Diffusion at step 150; 10 clients, or 7 in NID2."""
     recipe = find_recipe('feddifrc.classifier("feddifrc", "cifar10", "nid1-0.05", "paper", "sd")')[1]
@@ -98,7 +115,7 @@ def test_the_papers_protocol():
     assert domains.evaluate.metrics[-1].keys[1:] == tuple(f"accuracy_{name}" for name in printed.DOMAINS["office"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*RIVALS, "feddifrc"])
 def test_every_method_can_be_rehearsed(method):
     """On digits and on shapes, with an untrained guide where the method has one."""
     recipe = find_recipe(f'feddifrc.classifier("{method}", "cifar10", "nid2", "smoke", "own")')[1].changed(SHORT)
@@ -155,6 +172,9 @@ def test_every_method_has_the_network_that_it_needs(call, data):
         model = dataclasses.replace(model, network=untrained)
     elif algorithm.name == "feddda":
         algorithm = dataclasses.replace(algorithm, guide=untrained)
+    elif algorithm.name == "fedrcl_guided":
+        seen = Own(network=untrained, reduce="random") if algorithm.guide else None
+        algorithm = dataclasses.replace(algorithm, guide=seen, draws=untrained if algorithm.draws else None)
     elif algorithm.name == "feddifrc":
         algorithm = dataclasses.replace(algorithm, guide=Own(network=untrained, reduce="random"))
     recipe = dataclasses.replace(recipe, algorithm=algorithm, model=model.resolved(Shape(side, 3, classes)))
@@ -257,17 +277,36 @@ def test_tuning_has_equal_trials_on_its_own_seeds_and_images():
     assert recipe.data.name == "validation" and recipe.data.share == 0.2
     with pytest.raises(RecipeError, match="seed 3 is for results"):
         find_table("feddifrc.tuned(seed=3)")
+    fewer = find_table('feddifrc.tuned(methods=["both", "vectors"], longer=0.25)')[1]
+    assert len(fewer.cells) == 1 + 2 * 3 * 5
+    trial = find_recipe(fewer.cells[-1].recipe.replace("{scale}", "scaled"))[1]
+    assert trial.rounds == 10 and trial.algorithm.guide.name == "vectors"
+    with pytest.raises(RecipeError, match="no trials of 'fedavg'"):
+        find_table('feddifrc.tuned(methods=["fedavg"])')
     for name in ("comparison", "normalised", "table3"):
         with pytest.raises(RecipeError, match="seeds from 100 on are for tuning"):
             find_table(f"feddifrc.{name}(seeds=[100])")
 
 
+def test_the_comparison_takes_what_the_trials_have_chosen(monkeypatch):
+    """The oracle has what the own guide has; a control's own setting comes last and wins; trials take nothing."""
+    monkeypatch.setitem(CHOSEN, "both", ("algorithm.tdcl=0.3", "algorithm.tau=0.1"))
+    cells = {cell.name: cell.settings for cell in find_table("feddifrc.comparison")[1].cells}
+    both = ("seed=0", "algorithm.tdcl=0.3", "algorithm.tau=0.1")
+    assert cells["nid1-0.05-both-0"] == cells["nid1-0.05-oracle-0"] == both
+    assert cells["nid1-0.05-tau-0.2-0"] == (*both, "algorithm.tau=0.2") and cells["nid1-0.05-vectors-0"] == ("seed=0",)
+    trial = next(cell for cell in find_table("feddifrc.tuned")[1].cells if cell.labels["method"] == "both-ndcr-0.1")
+    assert trial.settings == ("seed=100", "algorithm.ndcr=0.1")
+
+
 def test_the_comparison_has_controls_on_every_seed_and_rivals_on_the_first():
     cells = find_table("feddifrc.comparison")[1].cells
     by_seed = {seed: {c.labels["method"] for c in cells if c.labels["seed"] == seed} for seed in range(6)}
-    paired = {"guide", "oracle-guide", "fedavg", "fedavg-iid", "both", "vectors", "oracle"}
-    assert all(by_seed[seed] == paired for seed in range(1, 6)) and by_seed[0] > paired
-    assert {"fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge"} < by_seed[0]
+    paired = {"guide", "fedavg", "fedavg-iid", "both", "vectors", "oracle"}
+    assert all(by_seed[seed] == paired for seed in range(1, 6)) and by_seed[0] > {*paired, "oracle-guide"}
+    oracle = next(c for c in cells if c.name == "nid1-0.05-oracle-2")
+    assert '"{out}/nid1-0.05-oracle-guide-0/model"' in oracle.recipe, "data in one place know no partition"
+    assert set(RIVALS) < by_seed[0]
     both = next(c for c in cells if c.name == "nid1-0.05-both-2")
     assert '"own", "{out}/nid1-0.05-guide-2/model", ' in both.recipe
     assert next(c for c in cells if c.labels["method"] == "fedavg-iid").recipe.startswith(

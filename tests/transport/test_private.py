@@ -51,6 +51,7 @@ REFUSED = {
 }
 # what a client of FedDifRC sees through its guide is not noised
 REFUSED |= {name: "does not say that its reply is covered" for name in ALGORITHMS if name.startswith("feddifrc")}
+REFUSED |= {name: REFUSED["fedrcl"] for name in ALGORITHMS if name.startswith("fedrcl ")}
 
 
 def private_recipe(algorithm, **changes):

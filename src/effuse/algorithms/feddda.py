@@ -4,104 +4,47 @@ import dataclasses
 from typing import Literal
 
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 from torch import Tensor
 
-from effuse.algorithms.fedavg import FedAvg, Update
-from effuse.algorithms.shared.shares import SHARE, Share
-from effuse.algorithms.shared.synthesis import NOBODY, AuxiliarySet, joined, synthesised, together
-from effuse.core.capabilities import Draws
+from effuse.algorithms.fedavg import Update
+from effuse.algorithms.shared.drawing import DRAWING, Drawing, Drawn
+from effuse.algorithms.shared.shares import Share
+from effuse.algorithms.shared.synthesis import joined
 from effuse.core.data import Dataset, Shard
-from effuse.core.metric import Images
 from effuse.core.model import Arch, Net
-from effuse.core.prelude import FEDERATE, Client, Federation, Given, Model, RecipeError, Server, message, on_client, spec
-from effuse.core.recipe import Recipe
-from effuse.core.sampler import Sampler
-from effuse.core.task import Batch, Task
-from effuse.diffusion.samplers import Ancestral
-from effuse.tasks.denoise import Denoise
-
-DRAWING = "drawing"
-
-
-@message(name="feddda.server")
-class Drawn(Server):
-    """The classifier, and the images that the guide has drawn so far."""
-
-    auxiliary: AuxiliarySet | None = None
+from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, Server, on_client, spec
+from effuse.core.task import Batch
 
 
 @spec
-class FedDDA(FedAvg, Draws, name="feddda"):
+class FedDDA(Drawing, name="feddda"):
     """FedAvg of classifiers on the clients' images and on shares of those that a guide drew, each sent once."""
 
     guide: Arch  # a class-conditional denoiser, such as from_pretrained("RUN/model")
-    task: Task = Denoise()  # what the guide was trained for
-    sampler: Sampler = Ancestral(batch=500)
-    n: PositiveInt = 100_000  # images that the server draws
-    share: PositiveInt = 10_000  # of these, at random for each client
     deal: Literal["add", "add_lack"] = "add"  # add_lack: a client uses those of classes of which it has no image
     filter: NonNegativeInt | None = None  # the round from which clients leave out what the global model calls another class
-    group: PositiveInt = 10_000  # images in a round of drawing: the most that a killed run repeats
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.share > self.n:
-            raise RecipeError(f"algorithm.share: {self.share} images for each client, but n={self.n} are drawn; lower it")
+    @property
+    def denoiser(self) -> tuple[str, Arch | None]:
+        return "guide", self.guide
 
     def setup(self, model: Model, fed: Federation) -> Drawn:
-        if not self.guide.conditional:
-            raise RecipeError(
-                f"algorithm.guide: {self.guide.name} draws images without labels; use one with conditional=True"
-            )
-        if self.guide.shape != model.arch.shape:
-            drawn, wanted = tuple(self.guide.shape), tuple(model.arch.shape)
-            raise RecipeError(
-                f"algorithm.guide: side, channels and classes of the guide are {drawn}, those of the data {wanted}; "
-                "train a guide on the same data"
-            )
+        self.check_denoiser(model)
         return Drawn(model, phase=DRAWING)
-
-    def drawn_from(self, recipe: Recipe) -> list[tuple[Arch, Task]]:
-        return [(self.guide, self.task)]
-
-    def images(self, server: Drawn) -> Images | None:
-        return None if server.auxiliary is None else server.auxiliary.images(labelled=True)
 
     def round(self, server: Drawn, fed: Federation) -> Server:
         if server.phase == DRAWING:
             return self.draw_more(server, fed)
         S = fed.sample(self.cohort)
-        late = {k: {"share": self.dealt(k, server, fed)} for k in S if k not in fed.has("share")}
+        late = self.late(S, server, fed)
         w = fed.mean(self.train, S, by=self.aggregate, model=server.model, share=None, once=late or None).value.model
         return dataclasses.replace(server, model=w)
 
-    def draw_more(self, server: Drawn, fed: Federation) -> Drawn:
-        """Draw the next group of images, as many of every class."""
-        before = [] if server.auxiliary is None else [server.auxiliary]
-        done = sum(len(a) for a in before)
-        now = min(self.group, self.n - done)
-        guide = fed.workbench.machine.initial(self.guide, fed.workbench.lasting("guide"))
-        evenly = [1] * self.guide.shape.classes
-        drawn = synthesised(fed.workbench, NOBODY, guide, now, self.sampler, evenly, self.task)
-        fed.note(drawn=done + now)
-        phase = FEDERATE if done + now == self.n else DRAWING
-        return dataclasses.replace(server, auxiliary=together([*before, drawn]), phase=phase)
-
-    def dealt(self, client: int, server: Drawn, fed: Federation) -> Share:
-        """A client's images, the same whenever it needs them."""
-        assert server.auxiliary is not None
-        source = fed.workbench.lasting("shares").child(client)
-        chosen = torch.from_numpy(source.numpy().permutation(self.n)[: self.share])
-        some = server.auxiliary.rows(chosen)
-        return Share(some.pixels, some.labels)
-
     @on_client(covered=True)
     def train(self, client: Client, model: Model, share: Share | None) -> Update:
-        if share is not None:
-            client.state[SHARE] = share
         net = client.load(model)
-        added = self.added(client, net, client.state[SHARE])
+        added = self.added(client, net, self.kept_share(client, share))
         data = joined(client.data, added.pixels, added.labels) if len(added.pixels) else client.data
         fit = client.fit(net, self.local, data)
         return Update(client.unload(net), self.weight(client), fit.loss)

@@ -10,14 +10,14 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 from torch.nn import functional
 
-from effuse.algorithms.fedavg import FedAvg, Update
+from effuse.algorithms.fedavg import Update
 from effuse.algorithms.shared.guide_math import features_of
 from effuse.algorithms.shared.guides import Basis, Guide
-from effuse.core.aggregate import by_count, by_weight
+from effuse.algorithms.shared.looking import Looking, kept, sent
+from effuse.core.aggregate import by_count
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Federation, Given, Model, RecipeError, Server, message, on_client, spec
 from effuse.core.task import Batch, in_fp32
-from effuse.core.visit import placed
 from effuse.core.workbench import Workbench
 from effuse.tasks.views import Views
 
@@ -30,14 +30,6 @@ class Guided(Server):
     """The classifier, and the basis of the guide's features."""
 
     basis: Basis | None = None
-
-
-@message(name="feddifrc.moments")
-class Moments:
-    """What a client tells of the guide's features for their principal axes."""
-
-    moments: Annotated[Tensor, by_weight]
-    weight: float
 
 
 @message(name="feddifrc.update")
@@ -147,7 +139,7 @@ def features(net: Net, batch: Batch, given: Given) -> Tensor:
 
 
 @spec
-class FedDifRC(FedAvg, name="feddifrc"):
+class FedDifRC(Looking, name="feddifrc"):
     """FedAvg of classifiers whose features are drawn to those of a frozen guide. With task=views() it uses no labels."""
 
     guide: Guide
@@ -187,28 +179,12 @@ class FedDifRC(FedAvg, name="feddifrc"):
         S, basis = fed.sample(self.cohort), server.basis
         once: dict[str, Any] = {}
         if self.looks:
-            basis = basis or self.basis(server, fed)
-            once = {"basis": basis} | self.sent(fed)
+            basis = basis or self.basis(self.guide, server.model.arch, fed, entry=self.refresh is not None)
+            once = {"basis": basis} | sent(self.guide, fed)
         y = fed.mean(self.train, S, by=self.aggregate, model=server.model, guide=None, basis=None, once=once).value
         if y.held is not None:
             fed.note(held=y.held)
         return Guided(y.model, basis=basis)
-
-    def basis(self, server: Guided, fed: Federation) -> Basis:
-        """The basis that all clients share, from the moments that all of them tell where the guide asks for these."""
-        arch, moments = server.model.arch, None
-        if self.guide.asks:
-            moments = fed.mean(self.describe, fed.present, guide=None, once=self.sent(fed)).value.moments
-        width, source = features_of(arch, "model"), fed.workbench.lasting("basis")
-        basis = self.guide.basis(width, arch.shape.classes, source, moments)
-        if self.refresh is not None:
-            basis = dataclasses.replace(basis, condition=self.guide.entry(width, source))
-        return placed(basis, fed.workbench.machine.device)
-
-    def sent(self, fed: Federation) -> dict[str, Any]:
-        """The guide's network, which every client is sent once."""
-        guide = self.guide.model(fed)
-        return {} if guide is None else {"guide": guide}
 
     def warnings(self, rounds: int) -> list[str]:
         if self.refresh is None or rounds <= self.refresh:
@@ -218,12 +194,6 @@ class FedDifRC(FedAvg, name="feddifrc"):
             f"algorithm.refresh: clients look {looks} times instead of once; each time every image passes the guide once "
             f"for every class, at {self.guide.cost:,} multiply-adds a pass"
         ]
-
-    @on_client
-    def describe(self, client: Client, guide: Model | None) -> Moments:
-        eye = self.guide.open(client, kept(client, "guide", guide))
-        assert eye is not None
-        return Moments(self.guide.moments(client, eye, self.t, self.labels(client)), float(client.size))
 
     @on_client
     def train(self, client: Client, model: Model, guide: Model | None, basis: Basis | None) -> GuidedUpdate:
@@ -282,10 +252,3 @@ class FedDifRC(FedAvg, name="feddifrc"):
 def label_free(bench: Workbench) -> bool:
     """Whether the run's task has no labels."""
     return isinstance(bench.task, Views)
-
-
-def kept(client: Client, name: str, value: Any) -> Any:
-    """What a client is sent once: now, or in an earlier round."""
-    if value is not None:
-        client.state[name] = value
-    return client.state.get(name)

@@ -11,6 +11,7 @@ from effuse.cli.options import Device, Json, Quiet, RunPath
 from effuse.cli.progress import console
 from effuse.core.errors import RecipeError, nearest
 from effuse.metrics.linear_probe import Kind
+from effuse.tools.pictures import Picture
 from effuse.tools.probe import probe_run
 
 
@@ -27,19 +28,28 @@ def probe(
     images: Annotated[int | None, typer.Option(min=2, help="Train on that many of the others; by default all.")] = None,
     ema: Annotated[bool, typer.Option("--ema", help="Probe the moving average of the weights.")] = False,
     untrained: Annotated[bool, typer.Option("--untrained", help="Control: the same network with random weights.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the noise, and of random weights.")] = 0,
+    client: Annotated[int | None, typer.Option(help="Use this client's own model, if the clients have their own.")] = None,
+    picture: Annotated[
+        str | None, typer.Option(metavar="KIND,...", help="Draw tsne, pca or kmeans of the images that judge, into RUN.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the noise, of random weights and of pictures.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Probe each stage and time step of a run's U-Net under the null label, or the features of its classifier.
 
-    Held-out training images judge, never the test set. The table is also written to RUN/probe.json.
+    Held-out training images judge, never the test set. The table is also written to RUN/probe.json. Pictures show real
+    images or what a network sees in them: only those who may see the images may see these.
     """
     if kind not in (kinds := get_args(Kind)):
         raise RecipeError(f"--kind {kind}: {nearest(kind, kinds)}")
     if not penalty > 0 or not 0 < share < 1:
         raise RecipeError(f"--penalty {penalty:g} must be above 0, and --share {share:g} between 0 and 1")
+    pictures = [] if picture is None else [word.strip() for word in picture.split(",")]
+    for word in pictures:
+        if word not in (kinds := get_args(Picture)):
+            raise RecipeError(f"--picture {word}: {nearest(word, kinds)}")
     found = probe_run(
         run,
         stages=None if stages is None else numbers(stages, "--stages"),
@@ -52,6 +62,8 @@ def probe(
         untrained=untrained,
         seed=seed,
         device=device,
+        client=client,
+        pictures=cast(list[Picture], pictures),
     )
     if as_json:
         print(json.dumps(found))
@@ -86,4 +98,4 @@ def show(found: dict[str, Any]) -> None:
         f"trained on {found['trained_on']} training images, judged on {found['judged_on']} others; the network {seen}",
         soft_wrap=True,
     )
-    console().print(f"written to {found['file']}", soft_wrap=True)
+    console().print(f"written to {', '.join([found['file'], *found['pictures']])}", soft_wrap=True)

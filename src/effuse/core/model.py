@@ -39,7 +39,7 @@ class Arch(Spec, ABC):
     uncut: ClassVar[tuple[str, ...]] = ()  # layers (ends of names) whose outputs are not pruned
     featured: ClassVar[bool] = False  # its network takes `give=` and can return its features, a vector per image
     staged: ClassVar[bool] = False  # give="stages": the maps of its middle and of the decoder; it takes a `condition=`
-    levelled: ClassVar[bool] = False  # give="levels": a classifier's output, and a pooled vector of each of its levels
+    levelled: ClassVar[bool] = False  # give="levels": a classifier's output, features, and a pooled vector of each level
     travels: ClassVar[bool] = True  # False for an architecture that reads a local path: it may not be sent
 
     side: Annotated[int | None, Field(ge=0, le=1 << 14)] = None

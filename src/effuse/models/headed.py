@@ -1,4 +1,4 @@
-"""A linear head on a denoiser: the pooled stages of a U-Net as the features of a classifier."""
+"""A linear head on a frozen network: the pooled stages of a denoiser, or an encoder's features, as those of a classifier."""
 
 import dataclasses
 from pathlib import Path
@@ -20,22 +20,12 @@ from effuse.tasks.denoise import NULL
 
 
 @spec
-class Headed(Arch):
-    """A linear classifier on the stages of a denoiser, which sees the clean image under the null label."""
+class OnFrozen(Arch):
+    """A linear classifier on a frozen network."""
 
     featured: ClassVar[bool] = True
 
     network: Arch
-    stages: tuple[NonNegativeInt, ...] = (2, 3, 4)  # 0 is the middle, 1 the first stage of the decoder
-    pool: Literal["mean", "l2"] = "mean"  # over positions; l2: the root mean square
-    t: NonNegativeInt = 0  # the time step that the network is told
-
-    def __post_init__(self) -> None:
-        if not self.stages or len(set(self.stages)) != len(self.stages):
-            raise ValueError(f"stages={list(self.stages)} must name at least one stage, each once")
-
-    def build(self) -> nn.Module:
-        return HeadedNet(self.network.build(), channels_of(here(self.network), self.stages), self)
 
     def initial(self, stream: Stream) -> Model:
         """The saved network with a random head. Its architecture names no folder of this machine."""
@@ -49,6 +39,48 @@ class Headed(Arch):
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
         write_plain(self, net, folder, scheduler)
+
+
+@spec
+class Headed(OnFrozen):
+    """A linear classifier on the stages of a denoiser, which sees the clean image under the null label."""
+
+    network: Arch
+    stages: tuple[NonNegativeInt, ...] = (2, 3, 4)  # 0 is the middle, 1 the first stage of the decoder
+    pool: Literal["mean", "l2"] = "mean"  # over positions; l2: the root mean square
+    t: NonNegativeInt = 0  # the time step that the network is told
+
+    def __post_init__(self) -> None:
+        if not self.stages or len(set(self.stages)) != len(self.stages):
+            raise ValueError(f"stages={list(self.stages)} must name at least one stage, each once")
+
+    def build(self) -> nn.Module:
+        return HeadedNet(self.network.build(), channels_of(here(self.network), self.stages), self)
+
+
+@spec
+class Embedded(OnFrozen):
+    """A linear classifier on the features of an encoder, such as vision(folder) or unclip(folder)."""
+
+    def build(self) -> nn.Module:
+        if not self.network.featured or self.network.parts:  # a denoiser has parts, and features at a time step only
+            raise ModelError(f"{self.network.name} gives no features of an image; use vision(folder) or unclip(folder)")
+        arch = here(self.network)
+        x, *_ = arch.example()
+        width = arch.hollow_net()(x, give="features").shape[1]
+        return EmbeddedNet(self.network.build(), width, self.shape.classes)
+
+
+class EmbeddedNet(ClassifierNet):
+    """An encoder's features, and a linear head."""
+
+    def __init__(self, network: nn.Module, width: int, classes: int) -> None:
+        super().__init__()
+        self.network, self.projection, self.head = network, nn.Identity(), nn.Linear(width, classes)
+
+    def encoded(self, x: Tensor) -> Tensor:
+        found: Tensor = self.network(x, give="features")
+        return found.float()
 
 
 class HeadedNet(ClassifierNet):

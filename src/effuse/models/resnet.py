@@ -129,7 +129,8 @@ class LevelledNet(ClassifierNet):
         maps = self.maps(x)
         # in fp32 also under autocast: the levels of two images are compared
         levels = tuple(level.mean((2, 3), dtype=torch.float32) for level in maps)
-        return self.head(self.projection(self.pooled(maps[-1]))), levels
+        features = self.projection(self.pooled(maps[-1]))
+        return self.head(features), features, levels
 
 
 class ResNet(LevelledNet):

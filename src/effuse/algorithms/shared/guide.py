@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from effuse.core.data import Shard
 from effuse.core.model import Net
 from effuse.core.prelude import Client, Federation, Model, RecipeError, message, spec
 from effuse.core.rng import Stream
@@ -73,9 +74,16 @@ class Guide(Spec, ABC):
 
     @abstractmethod
     def features(
-        self, client: Client, net: Net | None, basis: Basis, labels: Tensor, t: int | None, z: Tensor | None = None
+        self,
+        client: Client,
+        net: Net | None,
+        basis: Basis,
+        labels: Tensor,
+        t: int | None,
+        z: Tensor | None = None,
+        data: Shard | None = None,
     ) -> Tensor:
-        """A vector for each of the client's images, asked for under these labels.
+        """A vector for each of the client's images, or of those in `data`, asked for under these labels.
 
         The image has the noise of step `t`, or none at None. `z` goes in as a condition.
         """

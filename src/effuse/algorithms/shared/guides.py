@@ -34,7 +34,14 @@ class Vectors(Guide):
         return Basis((), (orthonormal(width, classes, source.torch()).T.contiguous(),), None)
 
     def features(
-        self, client: Client, net: Net | None, basis: Basis, labels: Tensor, t: int | None, z: Tensor | None = None
+        self,
+        client: Client,
+        net: Net | None,
+        basis: Basis,
+        labels: Tensor,
+        t: int | None,
+        z: Tensor | None = None,
+        data: Shard | None = None,
     ) -> Tensor:
         vectors = basis.axes[0]
         return vectors[labels.to(vectors.device)]
@@ -201,26 +208,32 @@ class Own(Network):
         return torch.randn(width, to, generator=source.child("condition").torch())
 
     def features(
-        self, client: Client, net: Net | None, basis: Basis, labels: Tensor, t: int | None, z: Tensor | None = None
+        self,
+        client: Client,
+        net: Net | None,
+        basis: Basis,
+        labels: Tensor,
+        t: int | None,
+        z: Tensor | None = None,
+        data: Shard | None = None,
     ) -> Tensor:
         assert net is not None
         if self.label == "null" and t is not None:
             labels = torch.full_like(labels, NULL)
-        data = self._shown(client).with_columns(labels=labels)
+        shown = self._shown(client, client.data if data is None else data).with_columns(labels=labels)
         if z is not None:
             assert basis.condition is not None
-            data = data.with_columns(condition=F.normalize(z.float(), dim=1) @ basis.condition)
+            shown = shown.with_columns(condition=F.normalize(z.float(), dim=1) @ basis.condition)
         a, s = (1.0, 0.0) if t is None else signal_and_noise(self.task.schedule, torch.device("cpu"))[t].tolist()
         given = {"t": torch.tensor(t or 0), "a": a, "s": s, **self.given(basis)}
-        return self.applied(client, net, data, given)
+        return self.applied(client, net, shown, given)
 
     def applied(self, client: Client, net: Net, data: Shard, given: dict[str, Any]) -> Tensor:
         """The pooled stages of these images under these labels."""
         return client.apply(net, denoised, data, task=self.task, given=given)
 
-    def _shown(self, client: Client) -> Shard:
-        """The images that the network sees: the client's own, or in the place of each another one of its class."""
-        data = client.data
+    def _shown(self, client: Client, data: Shard) -> Shard:
+        """The images that the network sees: these, or in the place of each another one of its class."""
         if self.image == "own":
             return data
         order = torch.randperm(len(data), generator=client.lasting("other image").torch())
@@ -241,7 +254,15 @@ class Encoder(Network):
         return (features_of(self.arch, "algorithm.guide"),)
 
     def features(
-        self, client: Client, net: Net | None, basis: Basis, labels: Tensor, t: int | None, z: Tensor | None = None
+        self,
+        client: Client,
+        net: Net | None,
+        basis: Basis,
+        labels: Tensor,
+        t: int | None,
+        z: Tensor | None = None,
+        data: Shard | None = None,
     ) -> Tensor:
         assert net is not None
-        return client.apply(net, recognised, client.data, given=self.given(basis))
+        shown = client.data if data is None else data
+        return client.apply(net, recognised, shown, given=self.given(basis))

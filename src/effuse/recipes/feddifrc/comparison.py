@@ -1,7 +1,8 @@
 """The scaled comparison: can a guide be seen at all, is it the image, and what do the rivals do on the same seeds?"""
 
+from effuse.core.errors import RecipeError, nearest
 from effuse.core.table import Cell, Scale, Table
-from effuse.recipes.feddifrc.methods import STEP
+from effuse.recipes.feddifrc.methods import BESIDE, STEP
 from effuse.recipes.feddifrc.tables import ALSO
 from effuse.recipes.seeds import FIRST_TUNING_SEED, refuse_results, refuse_tuning
 
@@ -11,6 +12,8 @@ SCALES = {
     "smoke": Scale(comparable=False, label="run on digits"),
 }
 LONGER = 1.5  # FedAvg's rounds against the others', for the guide's GPU time; set it to what the guide took
+# method -> the settings that the trials have chosen, such as "algorithm.tdcl=0.3"; none yet. The oracle has those of "both"
+CHOSEN: dict[str, tuple[str, ...]] = {}
 # five trials for each key: a rival's one parameter, or weights and temperature of what is held to a guide
 TRIALS: dict[str, tuple[str, tuple[float, ...]]] = {
     "both-tdcl": ("tdcl", (0.1, 0.3, 1.0, 3.0, 10.0)),
@@ -34,6 +37,7 @@ def comparison(
 ) -> Table:
     """Guides, FedAvg and its control on IID data, FedDifRC and its controls on every seed; the rest on the first.
 
+    One oracle guide serves all seeds, since data in one place know no partition.
     All networks have the same projection, since class vectors and means have negative entries and a mean of ReLUs has none.
     If IID is not clearly ahead of FedAvg, the setting judges nothing. If the oracle guide does not help, the verdict is on
     the pipeline. Only if the oracle helps does a "no" speak of the own guide.
@@ -42,8 +46,9 @@ def comparison(
     cells = []
     for scenario in scenarios:
         for seed in seeds:
-            cells += _guides(data, scenario, seed)
-            cells += [_cell(name, data, scenario, seed) for name in ("fedavg", "fedavg-iid", "both", "vectors", "oracle")]
+            cells += _guides(data, scenario, seed)[: 2 if seed == seeds[0] else 1]
+            cells += [_cell(name, data, scenario, seed) for name in ("fedavg", "fedavg-iid", "both", "vectors")]
+            cells.append(_cell("oracle", data, scenario, seed, guide=seeds[0]))
         cells += _once(data, scenario, seeds[0])
     return Table(
         title="FedDifRC beside rivals and controls: the mean accuracy of the last five rounds",
@@ -55,31 +60,52 @@ def comparison(
     )
 
 
-def normalised(seeds: tuple[int, ...] = (0,), data: str = "cifar10", scenario: str = "nid1-0.05") -> Table:
-    """BatchNorm against GroupNorm: the paper's networks have the first. The smoke scale's network takes both too."""
+def normalised(
+    seeds: tuple[int, ...] = (0,), data: str = "cifar10", scenario: str = "nid1-0.05", longer: float = 1.0
+) -> Table:
+    """BatchNorm against GroupNorm: the paper's networks have the first. The smoke scale's network takes both too.
+
+    `longer` multiplies the rounds. BatchNorm's steps are not recorded, so a GPU takes about twice as long for them.
+    """
     refuse_results("feddifrc.normalised", seeds)
     cells = []
     for seed in seeds:
         cells += _guides(data, scenario, seed)[:1]
         for norm in ("group", "batch"):
             cells += [
-                _cell(name, data, scenario, seed, f"model.norm={norm}", name=f"{name}-{norm}") for name in ("fedavg", "both")
+                _cell(name, data, scenario, seed, f"model.norm={norm}", name=f"{name}-{norm}", longer=longer)
+                for name in ("fedavg", "both")
             ]
     return Table(title="FedDifRC and FedAvg by normalisation", cells=tuple(cells), repeats="seed", also=ALSO, scales=SCALES)
 
 
-def tuned(seed: int = FIRST_TUNING_SEED, data: str = "cifar10", scenario: str = "nid1-0.05") -> Table:
+def tuned(
+    seed: int = FIRST_TUNING_SEED,
+    data: str = "cifar10",
+    scenario: str = "nid1-0.05",
+    methods: tuple[str, ...] = (),
+    longer: float = 1.0,
+) -> Table:
     """Five trials for each key, on a tuning seed, judged on 20 % of the training images.
 
-    Rivals have one key. FedDifRC and its class vectors have the same three, so fifteen trials each.
+    Rivals have one key. FedDifRC and its class vectors have the same three, so fifteen trials each. `methods` names some
+    of them, and `longer` multiplies the rounds.
     """
+    known = dict.fromkeys(name.partition("-")[0] for name in TRIALS)
+    for method in methods:
+        if method not in known:
+            raise RecipeError(f"feddifrc.tuned: no trials of '{method}'; {nearest(method, known)}")
     refuse_tuning("feddifrc.tuned", seed)
     cells = _guides(data, scenario, seed, validation=True)[:1]
     for name, (key, values) in TRIALS.items():
         method = name.partition("-")[0]
+        if methods and method not in methods:
+            continue
         for value in values:
             setting = f"algorithm.{key}={value}"
-            cells.append(_cell(method, data, scenario, seed, setting, name=f"{name}-{value:g}", validation=True))
+            cells.append(
+                _cell(method, data, scenario, seed, setting, name=f"{name}-{value:g}", validation=True, longer=longer)
+            )
     return Table(title="FedDifRC: trials on held-out training images", cells=tuple(cells), also=ALSO, scales=SCALES)
 
 
@@ -98,7 +124,7 @@ def _guides(data: str, scenario: str, seed: int, validation: bool = False) -> li
 
 def _once(data: str, scenario: str, seed: int) -> list[Cell]:
     """Rivals and controls of one seed."""
-    cells = [_cell(name, data, scenario, seed) for name in (*RIVALS, "feddda", "ridge")]
+    cells = [_cell(name, data, scenario, seed) for name in (*RIVALS, "feddda", *BESIDE, "ridge")]
     for name, settings in {
         "tdcl": ("algorithm.ndcr=0.0",),
         "ndcr": ("algorithm.tdcl=0.0",),
@@ -109,7 +135,7 @@ def _once(data: str, scenario: str, seed: int) -> list[Cell]:
         f"t-{4 * STEP}": (f"algorithm.t={4 * STEP}",),
     }.items():
         cells.append(_cell("both", data, scenario, seed, *settings, name=name))
-    cells.append(_cell("fedavg", data, scenario, seed, name="fedavg-longer", more=f", longer={LONGER}"))
+    cells.append(_cell("fedavg", data, scenario, seed, name="fedavg-longer", longer=LONGER))
     return cells
 
 
@@ -121,18 +147,20 @@ def _cell(
     *settings: str,
     name: str = "",
     validation: bool = False,
-    more: str = "",
+    longer: float = 1.0,
+    guide: int | None = None,
 ) -> Cell:
-    """One classifier. Both guides are runs of this table, which must be finished first."""
+    """One classifier. Both guides are runs of this table, which must be finished first; `guide` is the seed of another."""
     place = "iid" if method == "fedavg-iid" else scenario
     guided = {"both": ("feddifrc", "own", "guide"), "oracle": ("feddifrc", "own", "oracle-guide")}
-    own = {"ridge": ("ridge", "own", "guide"), "feddda": ("feddda", "own", "guide"), "vectors": ("feddifrc", "vectors", "")}
+    own = {name: (name, "own", "guide") for name in ("ridge", "feddda", *BESIDE)} | {"vectors": ("feddifrc", "vectors", "")}
     called, source, folder = {**guided, **own}.get(method, (method.partition("-")[0], "vectors", ""))
-    place_of_guide = f', "{{out}}/{scenario}-{folder}-{seed}/model"' if folder else ""
-    more = ", projected=True" + (", validation=True" if validation else "") + more
+    place_of_guide = f', "{{out}}/{scenario}-{folder}-{seed if guide is None else guide}/model"' if folder else ""
+    chosen = () if validation else CHOSEN.get("both" if method == "oracle" else method, ())
+    more = ", projected=True" + (", validation=True" if validation else "") + (f", longer={longer}" if longer != 1 else "")
     return Cell(
         labels={"scenario": scenario, "method": name or method, "seed": seed},
         recipe=f'feddifrc.classifier("{called}", "{data}", "{place}", "{{scale}}", "{source}"{place_of_guide}{more})',
-        settings=(f"seed={seed}", *settings),
+        settings=(f"seed={seed}", *chosen, *settings),
         metric="accuracy" if method == "ridge" else "accuracy_last5",
     )

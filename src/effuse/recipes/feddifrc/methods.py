@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from effuse.algorithms.centralised import Centralised
 from effuse.algorithms.fed3r import Fed3R
@@ -16,24 +16,17 @@ from effuse.algorithms.fedlid import FedLID
 from effuse.algorithms.fednh import FedNH
 from effuse.algorithms.fedproto import FedProto
 from effuse.algorithms.fedprox import FedProx
-from effuse.algorithms.fedrcl import FedRCL
+from effuse.algorithms.fedrcl import FedRCL, FedRCLGuided
 from effuse.algorithms.moon import Moon
 from effuse.algorithms.shared.guides import Encoder, Guide, Own, Vectors
 from effuse.algorithms.shared.stable_diffusion import StableDiffusion
 from effuse.core.algorithm import Algorithm
-from effuse.core.data import Partition, Source
 from effuse.core.errors import RecipeError
 from effuse.core.metric import Metric
 from effuse.core.model import Arch
 from effuse.core.recipe import Evaluate, Recipe
 from effuse.core.solvers import SGD, Adam, CosineDecay
-from effuse.data.dirichlet import LabelSkew
-from effuse.data.folders import Folder
-from effuse.data.idx import MNIST
-from effuse.data.npz import CIFAR10, CIFAR100
-from effuse.data.partition import NID2, Domains, Iid, LongTail
-from effuse.data.sources import Digits, Union, Validation
-from effuse.data.transforms import Channels, Flip, Resize, Shift, Transform
+from effuse.data.sources import Digits
 from effuse.diffusion.samplers import DpmSolver
 from effuse.metrics.accuracy import Accuracy
 from effuse.metrics.class_accuracy import ClassAccuracy, DomainAccuracy
@@ -47,30 +40,26 @@ from effuse.models.stable_diffusion import Sd
 from effuse.models.unet import DigitsUnet, Unet
 from effuse.models.vision import Vision
 from effuse.recipes.feddifrc.printed import DOMAINS as DOMAIN_NAMES
+from effuse.recipes.feddifrc.scenarios import AUGMENTED, Data, Scenario, judged, partition_of, plain
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
 from effuse.tasks.views import Views
 
 Size = Literal["paper", "scaled", "smoke"]
-Data = Literal["cifar10", "cifar100", "tiny", "digits5", "office", "ham10000", "eurosat"]
-Scenario = Literal[
-    "iid", "nid1-0.05", "nid1-0.2", "nid1-0.5", "nid2", "tail-10", "tail-50", "tail-100", "tail-200", "domains"
-]
-Rival = Literal["fedavg", "fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "fedrcl", "feddda", "ridge"]
-Method = Literal[Rival, "feddifrc", "fedema", "fedlid"]  # the last two use no labels
+Rival = Literal["fedavg", "fedprox", "moon", "fedproto", "fednh", "feddisco", "fedcda", "feddda", "ridge"]
+Regularised = Literal["fedrcl", "fedrcl_drawn", "fedrcl_l2", "fedrcl_both"]  # Table 6's forms of FedRCL
+Method = Literal[Rival, Regularised, "feddifrc", "fedema", "fedlid"]  # the last two use no labels
 Pool = Literal["mean", "l2"]
 Seen = Literal["sd", "own", "vectors", "encoder"]  # where the guide's features come from
 
-AUGMENTED: tuple[Transform, ...] = (Shift(pad=4), Flip())
-DOMAINS: dict[Data, tuple[int, ...]] = {"digits5": (1, 4, 3, 2), "office": (3, 2, 2, 3)}  # clients of each, as the paper has
-FRACTIONS: dict[Data, float] = {"digits5": 0.1, "office": 0.2}
 NETWORK = Unet(widths=(64, 128, 128, 128), conditional=True)  # 8,954,883 parameters
 NOISE = Denoise(drop=0.1)
+STAGES = (2, 3, 4)  # of an own guide: the paper's; choose them by `effuse probe`
 STEP = 50  # of H with an own guide: the paper's 150 belongs to a latent model; choose it by `effuse probe`
 PROJECTION = 256  # MOON's
 COMMON = 512  # of the projection that makes features of both signs, where every method has one
-# the smallest class has so few images for each other client and class that equal sizes of NID2 leave 2,800 images or fewer
-RARE: tuple[Data, ...] = ("cifar100", "tiny", "ham10000")
+BESIDE = ("fedrcl_drawn", "fedrcl_l2", "fedrcl_both")  # Table 6's: with drawn images, held to features, both
+GUIDED = ("feddifrc", "fedrcl_l2", "fedrcl_both")  # those that look through the guide
 # rounds and local epochs
 LENGTHS: dict[Size, tuple[int, int]] = {"paper": (100, 10), "scaled": (40, 5), "smoke": (5, 1)}
 
@@ -86,10 +75,12 @@ def classifier(
     validation: bool = False,
     projected: bool = False,
     longer: float = 1.0,
+    drawn: str | None = None,
 ) -> Recipe:
     """A federation of classifiers by one method.
 
-    `folder` is the guide's: the model of a run (own), or of a published network (sd, encoder). Sets without a source of
+    `folder` is the guide's: the model of a run (own), or of a published network (sd, encoder). `drawn` is that of the
+    denoiser which draws images for FedDDA and FedRCL; without it, it is `folder`. Sets without a source of
     their own are folders of images under `root`. With `validation` a fifth of the training images judges. With `projected`
     the network of every method has the same projection, and guides are pooled by means. `longer` multiplies the rounds.
     The smoke scale is on digits, and its guides are untrained.
@@ -98,9 +89,9 @@ def classifier(
     length, epochs = LENGTHS[scale]
     rounds = math.ceil(longer * length)
     local = SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, batch=64, epochs=epochs)
-    clients, partition = _partition(data, scenario, smoke)
+    clients, partition = partition_of(data, scenario, smoke)
     recipe = Recipe(
-        data=_judged(Digits() if smoke else _plain(data, root, AUGMENTED), validation),
+        data=judged(Digits() if smoke else plain(data, root, AUGMENTED), validation),
         clients=clients,
         partition=partition,
         model=_network(method, data, scale, projected),
@@ -111,10 +102,10 @@ def classifier(
     )
     if method == "ridge":
         network = DigitsUnet() if smoke else FromPretrained(folder=_needed(folder, method))
-        model = Headed(network=network, stages=(0, 1, 2) if smoke else (2, 3, 4))
+        model = Headed(network=network, stages=(0, 1, 2) if smoke else STAGES)
         return dataclasses.replace(recipe, model=model, algorithm=Fed3R(), rounds=1)
-    found = None if method != "feddifrc" else _guide(guide, folder, smoke, "mean" if projected else "l2")
-    return dataclasses.replace(recipe, algorithm=_algorithm(method, local, rounds, found, folder, smoke))
+    found = _guide(guide, folder, smoke, "mean" if projected else "l2") if method in GUIDED else None
+    return dataclasses.replace(recipe, algorithm=_algorithm(method, local, rounds, found, drawn or folder, smoke))
 
 
 def unlabelled(
@@ -162,11 +153,11 @@ def own_guide(
     `central` trains it with all data in one place: the oracle, the positive control of guides.
     """
     smoke = scale == "smoke"
-    clients, partition = _partition(data, scenario, smoke)
+    clients, partition = partition_of(data, scenario, smoke)
     rounds, epochs = {"paper": (200, 2), "scaled": (100, 1), "smoke": (2, 1)}[scale]
     local = Adam(lr=1e-3 if smoke else 2e-4, batch=64 if smoke else 128, epochs=epochs, clip=1.0)
     algorithm: Algorithm = Centralised(local=local) if central else FedAvg(local=local)
-    source = _judged(Digits() if smoke else _plain(data), validation)
+    source = judged(Digits() if smoke else plain(data), validation)
     return Recipe(
         data=source,
         clients=clients,
@@ -181,17 +172,23 @@ def own_guide(
     )
 
 
-def _algorithm(method: Method, local: SGD, rounds: int, guide: Guide | None, folder: str | None, smoke: bool) -> Algorithm:
+def _algorithm(method: Method, local: SGD, rounds: int, guide: Guide | None, drawn: str | None, smoke: bool) -> Algorithm:
     """A rival with the value that the paper tuned for it; the others are its authors'."""
-    if guide is not None:
-        t = 150 if isinstance(guide, StableDiffusion) else STEP
+    t = 150 if isinstance(guide, StableDiffusion) else STEP
+    if method == "feddifrc":
+        assert guide is not None
         labelled = guide.labelled  # an encoder is Table 8's plain distance
         return FedDifRC(local=local, guide=guide, t=t, tdcl=float(labelled), distance="unit" if labelled else "l2")
-    if method == "feddda":
-        network: Arch = DigitsUnet() if smoke else FromPretrained(folder=_needed(folder, method))
+    if method in ("feddda", *BESIDE):
         sampler = DpmSolver(steps=2 if smoke else 20, guidance=1.0)
         n, share = (40, 10) if smoke else (100_000, 10_000)
-        return FedDDA(local=local, guide=network, task=NOISE, sampler=sampler, n=n, share=share)
+        images: dict[str, Any] = {"task": NOISE, "sampler": sampler, "n": n, "share": share}
+        network: Arch | None = None
+        if method != "fedrcl_l2":
+            network = DigitsUnet() if smoke else FromPretrained(folder=_needed(drawn, method))
+        if network is not None and method == "feddda":
+            return FedDDA(local=local, guide=network, **images)
+        return FedRCLGuided(local=local, near=0.6, beta=1.0, draws=network, guide=guide, t=t, **images)
     known: dict[str, Algorithm] = {
         "fedavg": FedAvg(local=local),
         "fedprox": FedProx(local=local, mu=1e-3),
@@ -219,7 +216,7 @@ def _guide(source: Seen, folder: str | None, smoke: bool, pool: Pool = "l2") -> 
         return StableDiffusion(network=Sd(folder=folder or "stable-diffusion-v1-5"), pool=pool)
     if source == "encoder":
         return Encoder(network=Vision(folder=_needed(folder, source)))
-    return Own(network=FromPretrained(folder=_needed(folder, source)), task=NOISE, pool=pool, reduce="random")
+    return Own(network=FromPretrained(folder=_needed(folder, source)), stages=STAGES, task=NOISE, pool=pool, reduce="random")
 
 
 def _needed(folder: str | None, what: str) -> str:
@@ -246,43 +243,3 @@ def _network(method: Method, data: Data, scale: Size, projected: bool) -> Arch:
     if data == "tiny":
         return MobileNetV2(norm=norm, projection=projection, head=head)
     return Resnet(blocks=(1, 1, 1, 1), norm=norm, projection=projection, head=head)
-
-
-def _judged(source: Source, validation: bool) -> Source:
-    """The same, or with a fifth of its training images in the place of the test set."""
-    return Validation(source=source, share=0.2) if validation else source
-
-
-def _plain(data: Data, root: str = "", transforms: tuple[Transform, ...] = ()) -> Source:
-    """A data set, scaled to 32 pixels; Tiny-ImageNet, HAM10000 and EuroSAT to 64."""
-
-    def folder(name: str, side: int, more: tuple[Transform, ...] = ()) -> Folder:
-        path = f"{root}/{name}" if root else name
-        return Folder(path=path, transforms=(Resize(side=side), Channels(n=3), *more))
-
-    if data == "cifar10":
-        return CIFAR10(transforms=transforms)
-    if data == "cifar100":
-        return CIFAR100(transforms=transforms)
-    if data == "digits5":
-        first = MNIST(transforms=(Resize(side=32), Channels(n=3)))
-        return Union(sources=(first, *(folder(name, 32) for name in ("usps", "svhn", "syn"))), transforms=transforms)
-    if data == "office":
-        names = ("caltech", "webcam", "amazon", "dslr")
-        return Union(sources=tuple(folder(f"office/{name}", 32) for name in names), transforms=transforms)
-    return folder(data if data != "tiny" else "tiny-imagenet", 64, transforms)
-
-
-def _partition(data: Data, scenario: Scenario, smoke: bool) -> tuple[int, Partition]:
-    """The number of clients, and the rule that divides the images among them."""
-    kind, _, value = scenario.partition("-")
-    if kind == "nid2":
-        return 7, NID2(sizes="shared" if data in RARE and not smoke else "equal")
-    if kind == "iid" or (smoke and kind == "domains"):
-        return 10, Iid()
-    if kind == "domains":
-        if data not in DOMAINS:
-            raise RecipeError(f"feddifrc: {data} has no domains; choose digits5 or office")
-        return sum(DOMAINS[data]), Domains(per_domain=DOMAINS[data], fraction=FRACTIONS[data])
-    skew = LabelSkew(beta=float(value) if kind == "nid1" else 0.2, mask=True, minimum=2 if smoke else 10, top_up=smoke)
-    return 10, skew if kind == "nid1" else LongTail(rho=float(value), then=skew)

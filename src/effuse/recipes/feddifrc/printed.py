@@ -54,7 +54,7 @@ TABLE_5 = rows(("fedema", "fedlid", "feddifrc"), "26.90 29.41 30.64 21.52; 28.84
 # CIFAR-10 at nid1-0.05, nid1-0.2, nid2, tail-10, tail-50, tail-100
 TABLE_6_COLUMNS = ("nid1-0.05", "nid1-0.2", "nid2", "tail-10", "tail-50", "tail-100")
 TABLE_6 = rows(
-    ("feddda", "feddisc", "fedrcl-drawn", "fedrcl-l2", "fedrcl-both", "feddifrc"),
+    ("feddda", "feddisc", "fedrcl_drawn", "fedrcl_l2", "fedrcl_both", "feddifrc"),
     "82.05 86.94 74.49 76.31 63.95 53.15; 82.33 87.15 75.42 76.60 64.23 54.07; 82.30 87.25 75.37 76.50 64.26 53.65;"
     "80.95 86.16 73.85 76.12 62.91 52.20; 81.52 86.48 74.35 76.22 63.69 52.93; 83.14 88.27 76.45 77.58 65.30 55.01",
 )

@@ -1,8 +1,7 @@
 """FedDifRC's Tables 1 to 16. The guide is Stable Diffusion from a local folder; the smoke scale has untrained ones.
 
 The paper prints no deviations. It does not say whether its accuracies are of the last round; ours are, and the mean of the
-last five and the best round stand beside them. Of Table 6, FedDISC and the three forms of FedRCL with drawn images or plain
-distances have no recipe; their numbers are in `printed.py`.
+last five and the best round stand beside them. Of Table 6, FedDISC has no recipe; its numbers are in `printed.py`.
 """
 
 import dataclasses
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from effuse.core.table import Cell, Scale, Table
 from effuse.recipes.feddifrc import printed as p
+from effuse.recipes.feddifrc.methods import GUIDED
 from effuse.recipes.seeds import refuse_results
 
 FOLDER = "stable-diffusion-v1-5"
@@ -25,6 +25,7 @@ ALSO = (
     "rounds_to_0.6",
     "rounds_to_0.8",
 )
+DRAWN = ("feddda", "fedrcl_drawn", "fedrcl_both")  # the methods that are given drawn images
 SCALES = {
     "paper": Scale(),
     "scaled": Scale(comparable=False, label="scaled"),
@@ -88,10 +89,13 @@ def table5(seeds: Seeds = (0, 1, 2)) -> Table:
 
 
 def table6(seeds: Seeds = (0, 1, 2), drawn: str = "runs/guide/model") -> Table:
-    """Table 6: CIFAR-10 with drawn images. `drawn` is the class-conditional network that FedDDA draws from."""
+    """Table 6: CIFAR-10 with drawn images. `drawn` is the class-conditional network that FedDDA and FedRCL draw from.
+
+    The paper's FedRCL has images of Stable Diffusion. Features are those of Stable Diffusion here too.
+    """
     cells = [
-        _cell({"method": m, "scenario": scenario}, seed, number, method=m, folder=drawn)
-        for m in ("feddda", "feddifrc")
+        _cell({"method": m, "scenario": scenario}, seed, number, method=m, drawn=drawn if m in DRAWN else "")
+        for m in ("feddda", "fedrcl_drawn", "fedrcl_l2", "fedrcl_both", "feddifrc")
         for seed in seeds
         for scenario, number in zip(p.TABLE_6_COLUMNS, p.TABLE_6[m])
     ]
@@ -238,13 +242,13 @@ def _cell(
     data: str = "cifar10",
     scenario: str = "",
     guide: str = SD,
-    folder: str = "",
+    drawn: str = "",
     root: str = "",
 ) -> Cell:
     """One run."""
     scenario = scenario or str(labels["scenario"])
-    told = guide if method == "feddifrc" else f'"own", "{folder}"' if folder else '"vectors"'
-    words = [f'"{method}"', f'"{data}"', f'"{scenario}"', '"{scale}"', told, *([f'root="{root}"'] if root else [])]
+    more = [f'{name}="{value}"' for name, value in (("root", root), ("drawn", drawn)) if value]
+    words = [f'"{method}"', f'"{data}"', f'"{scenario}"', '"{scale}"', guide if method in GUIDED else '"vectors"', *more]
     return Cell(
         labels={**labels, "seed": seed},
         recipe=f"feddifrc.classifier({', '.join(words)})",
