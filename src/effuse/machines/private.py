@@ -16,7 +16,8 @@ from effuse.machines.per_unit import PerUnit
 if TYPE_CHECKING:
     from effuse.machines.eager import Eager, Step
 
-MARGIN = 1 + 2**-20  # a clipped gradient's norm may round up
+BLOCK = 64  # values whose norm is taken at a time: over a million, torch's norm of fp32 can be half a per cent too small
+MARGIN = 1 + 2**-18  # 64 roundings of 2^-24: whatever the order of its sum, a block's norm has at most 64 / 2 + 1
 
 
 class PrivateStep:
@@ -74,10 +75,17 @@ def clipped_sum(grads: Mapping[str, Tensor], weight: Tensor, bound: float) -> di
     `weight` is 1 for a unit and 0 for padding. A unit whose gradient is not finite adds nothing.
     """
     flat = {k: g.reshape(len(g), -1) for k, g in grads.items()}
-    norm = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat.values()]).norm(dim=0)
+    norm = torch.linalg.vector_norm(torch.cat([_block_norms(g) for g in flat.values()], dim=1), dim=1, dtype=torch.float64)
     finite = norm.isfinite()
-    scale = torch.where(finite, bound / torch.clamp(norm * MARGIN, min=bound), 0.0) * weight
+    scale = torch.where(finite, bound / torch.clamp(norm * MARGIN, min=bound), 0.0).float() * weight
     return {k: (scale @ g.masked_fill(~finite[:, None], 0.0)).view(grads[k].shape[1:]) for k, g in flat.items()}
+
+
+def _block_norms(g: Tensor) -> Tensor:
+    """The norm of every block of a unit's values, and of what is left over."""
+    whole = g.shape[1] // BLOCK * BLOCK
+    blocks = g[:, :whole].unflatten(1, (-1, BLOCK))
+    return torch.cat([torch.linalg.vector_norm(part, dim=-1) for part in (blocks, g[:, None, whole:])], dim=1)
 
 
 def by_unit(batch: Batch, repeats: int) -> Batch:
