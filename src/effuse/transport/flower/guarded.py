@@ -73,7 +73,7 @@ class Limit(NamedTuple):
 
     def opened(self, budget: Budget, data: str, run: str) -> Ledger:
         """The ledger of the data with this digest, for one run."""
-        return Ledger(self.ledger or ledger_path(data), self.cap(budget), run)
+        return Ledger(self.ledger or ledger_path(data), self.cap(budget), run, budget)
 
 
 def disclosures(recipe: Recipe) -> list[Disclosure]:
