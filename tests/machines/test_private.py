@@ -99,6 +99,13 @@ def test_a_unit_whose_gradient_is_not_finite_adds_nothing(wrong):
     assert clipped_sum(grads, torch.ones(2), 1.0)["a"].tolist() == pytest.approx([0.3, 0.4])
 
 
+def test_a_weight_that_no_unit_uses_has_no_gradient():
+    """Its zeros may be one row in memory for all units."""
+    grads = {"a": torch.tensor([[0.3], [0.4]]), "unused": torch.zeros(3).expand(2, 3)}
+    total = clipped_sum(grads, torch.ones(2), 1.0)
+    assert total["a"].item() == pytest.approx(0.7) and total["unused"].tolist() == [0.0] * 3
+
+
 def test_a_clipped_gradient_is_never_longer_than_the_clip():
     """A thousand directions in fp32, where a product may round up."""
     for seed in range(5):
