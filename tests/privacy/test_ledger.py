@@ -366,6 +366,22 @@ def test_a_run_is_foreseen_beside_the_charges_of_others(tmp_path):
     assert len(lines(tmp_path)) == 4, "nothing is charged"
 
 
+def test_a_run_keeps_its_own_budget_whatever_the_site_allows_all_runs(tmp_path):
+    """Noise 10 once costs 0.3407, twice 0.5 and more; the site allows 10 in all. Another run has a budget of its own."""
+    path, budget = tmp_path / "ledgers" / "data.jsonl", Budget(epsilon=0.35)
+    one = Ledger(path, Budget(epsilon=10.0), "a" * 64, budget)
+    release = [Release("fit", noise=10.0)]
+    one.charge(order_key(b"first"), "round 1", release)
+    before = path.read_bytes()
+    with pytest.raises(FederationError, match=r"round 2: this run has spent epsilon 0.3407, .* its budget of 0.35"):
+        one.charge(order_key(b"second"), "round 2", release)
+    assert path.read_bytes() == before
+    again = Ledger(path, Budget(epsilon=10.0), "a" * 64, budget)
+    with pytest.raises(FederationError, match="its budget of 0.35"):
+        again.charge(order_key(b"second"), "round 2", release)
+    Ledger(path, Budget(epsilon=10.0), "b" * 64, budget).charge(order_key(b"second"), "round 2", release)
+
+
 @pytest.mark.parametrize("bad", [b"[" * 3000 + b"\n", b'{"after": "", "kind": "nonce", "key": "ab", "count": Infinity}\n'])
 def test_a_line_that_python_cannot_read_is_damaged_as_any_other(tmp_path, bad):
     ours = ledger(tmp_path)

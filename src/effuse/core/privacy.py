@@ -9,6 +9,8 @@ from effuse.core.spec import Spec, spec
 
 Delta = Annotated[float, Field(gt=0, lt=1)]
 Accountant = Literal["pld", "rdp"]
+# in fp32 the squares of much smaller gradients are zero, so that they would pass as if they had no norm
+Clip = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Release:
 class DpSgd(Spec, name="dp_sgd"):
     """DP-SGD (Abadi et al., 2016): Poisson batches, the gradient of each unit clipped, Gaussian noise on their sum."""
 
-    clip: PositiveFloat = 1.0  # the largest norm of one unit's gradient
+    clip: Clip = 1.0  # the largest norm of one unit's gradient
     sigma: PositiveFloat | None = None  # noise over clip; None: solved from the recipe's budget
     repeats: PositiveInt = 1  # rows of a unit, averaged before clipping: noise draws of an image, or images of a group
     physical: PositiveInt | None = None  # units held in memory at a time; None: chosen from the expected batch

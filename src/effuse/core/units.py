@@ -57,5 +57,10 @@ def held(dp: DpSgd, units: int, rate: float) -> int:
         return dp.physical
     most = rate * units + 1.4 * math.sqrt(units * rate * (1 - rate))
     parts = math.ceil(most * dp.repeats / HELD)
-    step = max(1, ROUNDED // dp.repeats)
-    return step * math.ceil(most / parts / step)
+    return rounded(most / parts, dp.repeats)
+
+
+def rounded(units: float, repeats: int) -> int:
+    """So many units, rounded up to sixteen rows."""
+    step = max(1, ROUNDED // repeats)
+    return step * math.ceil(units / step)

@@ -11,12 +11,14 @@ from effuse.core.errors import RecipeError
 from effuse.core.fit import Fit, UnitRows, Work, deal_units, loss_and_note, task_loss
 from effuse.core.model import Functional, Net
 from effuse.core.task import Batch, Given, Task
+from effuse.core.units import rounded
 from effuse.machines.per_unit import PerUnit
 
 if TYPE_CHECKING:
     from effuse.machines.eager import Eager, Step
 
-MARGIN = 1 + 2**-20  # a clipped gradient's norm may round up
+BLOCK = 64  # values whose norm is taken at a time: over a million, torch's norm of fp32 can be half a per cent too small
+MARGIN = 1 + 2**-18  # 64 roundings of 2^-24: whatever the order of its sum, a block's norm has at most 64 / 2 + 1
 
 
 class PrivateStep:
@@ -71,13 +73,21 @@ class PrivateStep:
 def clipped_sum(grads: Mapping[str, Tensor], weight: Tensor, bound: float) -> dict[str, Tensor]:
     """The sum of the units' gradients, each scaled to a norm of at most `bound` over all parameters.
 
-    `weight` is 1 for a unit and 0 for padding. A unit whose gradient is not finite adds nothing.
+    `weight` is 1 for a unit and 0 for padding. A unit whose gradient is not finite adds nothing; its values become zero.
     """
-    flat = {k: g.reshape(len(g), -1) for k, g in grads.items()}
-    norm = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in flat.values()]).norm(dim=0)
+    # of a weight that no unit uses, all gradients may be one zero in memory, which cannot be changed in place
+    flat = {k: g.reshape(len(g), -1).contiguous() for k, g in grads.items()}
+    norm = torch.linalg.vector_norm(torch.cat([_block_norms(g) for g in flat.values()], dim=1), dim=1, dtype=torch.float64)
     finite = norm.isfinite()
-    scale = torch.where(finite, bound / torch.clamp(norm * MARGIN, min=bound), 0.0) * weight
-    return {k: (scale @ g.masked_fill(~finite[:, None], 0.0)).view(grads[k].shape[1:]) for k, g in flat.items()}
+    scale = torch.where(finite, bound / torch.clamp(norm * MARGIN, min=bound), 0.0).float() * weight
+    return {k: (scale @ g.masked_fill_(~finite[:, None], 0.0)).view(grads[k].shape[1:]) for k, g in flat.items()}
+
+
+def _block_norms(g: Tensor) -> Tensor:
+    """The norm of every block of a unit's values, and of what is left over."""
+    whole = g.shape[1] // BLOCK * BLOCK
+    blocks = g[:, :whole].unflatten(1, (-1, BLOCK))
+    return torch.cat([torch.linalg.vector_norm(part, dim=-1) for part in (blocks, g[:, None, whole:])], dim=1)
 
 
 def by_unit(batch: Batch, repeats: int) -> Batch:
@@ -99,8 +109,9 @@ def private_fit(step: PrivateStep, work: Work, machine: "Eager") -> Fit:
     generator = work.stream.child("draw").torch(device)
 
     def accumulate(rows: UnitRows) -> None:
-        batch = by_unit(machine.batch(work, rows.positions, generator, len(rows.positions)), repeats)
-        step.accumulate(batch, (torch.arange(physical, device=device) < rows.real).float())
+        units = min(rounded(rows.real, repeats), physical)  # no recording needs all of the padding
+        batch = machine.batch(work, rows.positions[: units * repeats], generator, len(rows.positions))
+        step.accumulate(by_unit(batch, repeats), (torch.arange(units, device=device) < rows.real).float())
 
     return private_steps(work, machine, step.numbers, accumulate, step.finish)
 

@@ -41,8 +41,8 @@ class Ledger:
     where the reply is gone, the same order is a new release. The order of calls: `reply`, `charge`, `nonce`, `store`.
     """
 
-    def __init__(self, path: Path, cap: Budget, run: str = "") -> None:
-        self.path, self.cap, self.run = path, cap, run
+    def __init__(self, path: Path, cap: Budget, run: str = "", budget: Budget | None = None) -> None:
+        self.path, self.cap, self.run, self.budget = path, cap, run, budget
         self.replies = path.with_suffix("")
         self._attempts: dict[str, BinaryIO] = {}  # the reply files of this process's unfinished orders; each is locked
         self._made = False
@@ -55,6 +55,7 @@ class Ledger:
             due = paid is None or paid.releases != tuple(releases)
             if due:
                 self._check(book, what, releases, book.entries)
+                self._check_run(book, what, releases)
             with contextlib.ExitStack() as undo:
                 if key not in self._attempts:
                     file = undo.enter_context(open(path, "a+b", opener=_private))
@@ -156,17 +157,26 @@ class Ledger:
                 f"{what} would protect each {cap.unit}, but this site's data has been charged for each image; "
                 "let the site name another --ledger"
             )
-        # quick: where Renyi divergences, which never ask for less, are content
-        if epsilon_of([*before, *releases], cap.delta, "rdp") <= cap.epsilon:
+        if _within(cap, [*before, *releases]):
             return
-        together = epsilon_of([*before, *releases], cap.delta, cap.accountant)
-        if not together <= cap.epsilon:
-            spent, asked = (epsilon_of(part, cap.delta, cap.accountant) for part in (before, releases))
-            raise FederationError(
-                f"{what} would cost epsilon {asked:.4g}; with the {spent:.4g} that this site's data has spent that is "
-                f"{together:.4g}, and the site's cap is {cap.epsilon:g} (delta {cap.delta:g}, {cap.accountant}); "
-                "ask for less, or let the site raise --epsilon"
-            )
+        parts = releases, before, [*before, *releases]
+        asked, spent, together = (epsilon_of(part, cap.delta, cap.accountant) for part in parts)
+        raise FederationError(
+            f"{what} would cost epsilon {asked:.4g}; with the {spent:.4g} that this site's data has spent that is "
+            f"{together:.4g}, and the site's cap is {cap.epsilon:g} (delta {cap.delta:g}, {cap.accountant}); "
+            "ask for less, or let the site raise --epsilon"
+        )
+
+    def _check_run(self, book: "_Book", what: str, releases: Sequence[Release]) -> None:
+        """Refuse what the run's own budget does not allow, however much the site allows all runs together."""
+        budget, before = self.budget, _paid([entry for entry in book.entries if entry.run == self.run])
+        if budget is None or _within(budget, [*before, *releases]):
+            return
+        spent = epsilon_of(before, budget.delta, budget.accountant)
+        raise FederationError(
+            f"{what}: this run has spent epsilon {spent:.4g}, and with this order it would exceed its budget of "
+            f"{budget.epsilon:g} (delta {budget.delta:g}, {budget.accountant}); begin another run, with another seed"
+        )
 
     def _place(self, key: str) -> Path:
         """The file of an order's reply; its lock says that a process is at work on it."""
@@ -247,6 +257,11 @@ class _Book:
 
 def _paid(entries: Sequence[Entry]) -> list[Release]:
     return [release for entry in entries for release in entry.releases]
+
+
+def _within(budget: Budget, releases: Sequence[Release]) -> bool:
+    """Whether releases keep a budget. Renyi divergences, which never ask for less, are tried first: they are quick."""
+    return any(epsilon_of(releases, budget.delta, by) <= budget.epsilon for by in ("rdp", budget.accountant))
 
 
 def ledger_folder() -> Path:

@@ -15,6 +15,10 @@ from effuse.privacy.accountant import epsilon_of, solve
 from effuse.transport.refusals import hollow_model
 from effuse.transport.rehearsal import Rehearsal
 
+NOT_COVERED = {
+    "image": "the number of images of each client, which is public",
+    "group": "the numbers of groups and of images of each client, which are public",  # a mean of models weighs by images
+}
 MANY = 1000  # images of each class at a site that has many
 Planned = list[tuple[int, Release]]  # (round, release), in order
 
@@ -63,7 +67,7 @@ class Plan:
             "unit": budget.unit,
             "adjacency": f"one {budget.unit} is replaced by nothing",
             "accountant": budget.accountant,
-            "not_covered": f"the number of {budget.unit}s of each client, which is public",
+            "not_covered": NOT_COVERED[budget.unit],
             "clients": clients,
         }
 

@@ -27,7 +27,7 @@ from effuse.core.wire import decode, encode
 from effuse.diffusion.samplers import Ddim
 from effuse.privacy.accountant import epsilon_of
 from effuse.transport.flower import guarded
-from effuse.transport.flower.guarded import Withheld
+from effuse.transport.flower.guarded import Limit, Withheld
 from effuse.transport.worker import Receipt
 
 
@@ -83,6 +83,17 @@ def test_overspending_is_refused_before_it_computes(tmp_path, monkeypatch):
     assert len(ledger_of(tmp_path).entries()) == 2
     site.perform(order(1), message_of(recipe))  # what was paid is still sent
     assert spent_by(tmp_path) <= 50.0
+
+
+def test_a_server_gets_no_more_than_the_runs_budget_from_a_site_that_allows_more(tmp_path):
+    """The site allows 500 in all and the recipe asks for 50, in two rounds: a third release is refused."""
+    recipe = private(PRIVATE["fedavg"])
+    site = invited(site_at(tmp_path / "site", limit=Limit(500.0, 1e-3, tmp_path / "ledger.jsonl")), recipe)
+    for t in (0, 1):
+        site.perform(order(t), message_of(recipe))
+    with pytest.raises(FederationError, match=r"round 2, job 'train': this run has spent epsilon 50, .* budget of 50"):
+        site.perform(order(1), message_of(recipe, "other"))
+    assert len(ledger_of(tmp_path).entries()) == 2
 
 
 @pytest.mark.parametrize("name", ["fedavg", "state"])

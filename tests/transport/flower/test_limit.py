@@ -75,6 +75,12 @@ def test_what_would_not_protect_a_sites_own_images_is_refused_at_enrolment(tmp_p
         ("no budget", toy_recipe(), Limit(epsilon=1.0), "within epsilon 1 only, and the recipe has no budget"),
         ("no privacy", toy_recipe(budget=BUDGET), Limit(), "trains on private images without noise"),
         ("dear", private(PRIVATE["fedavg"]), Limit(epsilon=1.0), "this run would cost epsilon .* the site's cap is 1 "),
+        (
+            "delta",  # 1/40 of 40 images
+            private(PRIVATE["fedavg"], budget=dataclasses.replace(BUDGET, delta=0.025)),
+            Limit(),
+            "budget.delta=0.025: this promise also holds where one of 40 images",
+        ),
         ("groups", private(PRIVATE["fedavg"], budget=dataclasses.replace(BUDGET, unit="group")), Limit(), "has no groups"),
     ):
         site = site_at(tmp_path / name / "site", limit=limit._replace(ledger=tmp_path / name / "ledger.jsonl"))

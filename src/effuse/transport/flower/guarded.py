@@ -48,7 +48,7 @@ class Limit(NamedTuple):
         if self.delta is not None and (self.epsilon is None or not 0 < self.delta < 1):
             raise FederationError(f"--delta {self.delta}: give it with --epsilon, and between 0 and 1, such as 1e-5")
 
-    def accept(self, recipe: Recipe) -> None:
+    def accept(self, recipe: Recipe, images: int) -> None:
         """Refuse a recipe that would not protect a site's own images as it promises."""
         if recipe.canaries:
             raise RecipeError(
@@ -59,6 +59,11 @@ class Limit(NamedTuple):
             raise RecipeError(
                 f"this site takes part within epsilon {self.epsilon:g} only, and the recipe has no budget; "
                 "set budget=budget(epsilon=...), and privacy=dp_sgd() of its solvers"
+            )
+        if recipe.budget is not None and recipe.budget.delta * images >= 1:
+            raise RecipeError(
+                f"budget.delta={recipe.budget.delta:g}: this promise also holds where one of {images} images, drawn by lot, "
+                "is sent as it is; set delta well below one over the number of images, such as 1e-5"
             )
         if recipe.budget is not None and recipe.reproducible:
             raise RecipeError(REPRODUCIBLE)
@@ -73,7 +78,7 @@ class Limit(NamedTuple):
 
     def opened(self, budget: Budget, data: str, run: str) -> Ledger:
         """The ledger of the data with this digest, for one run."""
-        return Ledger(self.ledger or ledger_path(data), self.cap(budget), run)
+        return Ledger(self.ledger or ledger_path(data), self.cap(budget), run, budget)
 
 
 def disclosures(recipe: Recipe) -> list[Disclosure]:

@@ -216,7 +216,7 @@ class Site:
             train = relabelled(train, classes)
         refuse_images(recipe, train)
         refuse_model(recipe, train)
-        self.limit.accept(recipe)
+        self.limit.accept(recipe, len(train))
         return Shard.whole(recipe.protected(train).to(self.device))
 
     def counted(self, shard: Shard) -> str:
