@@ -138,8 +138,13 @@ def partition(facts: Facts) -> str:
     rule = facts.recipe.get("partition", "")
     if facts.split is None:
         return section("Partition", paragraph("What each client holds is not known here."))
-    about = f"Images of each client and class, divided by {rule}."
-    about += " Cells below ten are not told." if facts.public else ""
+    if facts.split.sites is None:
+        about = f"Images of each client and class, divided by {rule}."
+    else:
+        about = f"Images of each client and class, as {facts.algorithm} asked for them and the clients told them."
+        absent = sorted(set(facts.clients).difference(facts.split.sites))
+        about += f" {plural(len(absent), 'client')} told nothing." if absent else ""
+    about += " Cells below ten are not told." if facts.public or facts.split.sites is not None else ""
     return section("Partition", paragraph(about), heat(facts.split, facts.classes))
 
 
