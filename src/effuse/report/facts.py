@@ -8,10 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from effuse.core.errors import RunError, shown
+from effuse.core.build import build_text
+from effuse.core.errors import EffuseError, RunError, shown
 from effuse.core.files import parsed, reading
 from effuse.core.metric import Measurement
-from effuse.core.recipe import read_manifest
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.spec import field_hints
 from effuse.report.heat import suppressed
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import Result, RoundRecord, Split, made, plain
@@ -66,6 +68,14 @@ class Facts:
     @property
     def recipe(self) -> dict[str, str]:
         return {str(key): str(value) for key, value in self.manifest["recipe"].items()}
+
+    def short(self, key: str) -> str:
+        """A value of the recipe without the keys that are at their defaults, where this version knows it."""
+        source = self.recipe.get(key, "")
+        try:
+            return str(build_text(source, field_hints(Recipe)[key], key))
+        except EffuseError:  # of another version, or with hidden names
+            return source
 
     @property
     def algorithm(self) -> str:
