@@ -53,7 +53,12 @@ figure { margin: 0; } figcaption, .soft { color: var(--soft); } .error { border:
   border-radius: 4px; font-size: .85rem; max-width: 280px; white-space: pre-line; }
 pre { overflow: auto; max-height: 60vh; background: var(--card); padding: .6rem; white-space: pre-wrap; }
 summary { cursor: pointer; } [hidden] { display: none !important; }
-@media (max-width: 600px) { .sorted tr:has(.long) { display: flex; flex-wrap: wrap; border-bottom: 1px solid var(--line); }
+.lines table { width: 100%; table-layout: fixed; } .lines th { width: 30%; } .lines th:last-child { width: auto; }
+@media (max-width: 600px) { th, td { padding-right: .4rem; } main > section > table { font-size: .9rem; }
+  thead ~ tbody td:last-child { min-width: 0; } .lines thead { display: none; }
+  .lines tr { display: flex; flex-wrap: wrap; gap: 0 .6rem; border-bottom: 1px solid var(--line); padding: .3rem 0; }
+  .lines td { flex: 1 1 40%; border: 0; padding: 0; } .lines td:last-child { flex-basis: 100%; color: var(--soft); }
+  .sorted tr:has(.long) { display: flex; flex-wrap: wrap; border-bottom: 1px solid var(--line); }
   .sorted tr:has(.long) td { border: 0; } .sorted tr:has(.long) .long { flex: 1 0 100%; min-width: 0; } }
 .side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(220px, 100%), 1fr)); gap: 1rem; }
 """
