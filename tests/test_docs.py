@@ -111,7 +111,7 @@ def test_the_first_hour_works(tmp_path):
         lines = [line for line in block.splitlines() if not line.startswith(". .venv")]
         shorter = [re.sub(r"effuse (run|serve) (demo)", rf"effuse \1 \2 {little}", line) for line in lines]
         done.append(started(["bash", "-c", "set -e; " + "\n".join(shorter)], tmp_path))
-    assert len(done) == 8 and len(list((tmp_path / "released/images").rglob("*.png"))) == 100
+    assert len(done) == 9 and len(list((tmp_path / "released/images").rglob("*.png"))) == 100
     pages = ("runs/first/report.html", "first.html", "partition.html", "compared.html", "released/report.html")
     for made in (*pages, "runs/notebook/public.html", "loss.svg", "drawn.png"):
         assert (tmp_path / made).stat().st_size > 1000, made
