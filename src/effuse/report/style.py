@@ -58,7 +58,7 @@ summary { cursor: pointer; } [hidden] { display: none !important; }
   thead ~ tbody td:last-child { min-width: 0; } .lines thead { display: none; }
   .lines tr { display: flex; flex-wrap: wrap; gap: 0 .6rem; border-bottom: 1px solid var(--line); padding: .3rem 0; }
   .lines td { flex: 1 1 40%; border: 0; padding: 0; } .lines td:last-child { flex-basis: 100%; color: var(--soft); }
-  .sorted tr:has(.long) { display: flex; flex-wrap: wrap; border-bottom: 1px solid var(--line); }
+  .sorted tr:has(.long) { display: flex; flex-wrap: wrap; width: calc(100vw - 2rem); border-bottom: 1px solid var(--line); }
   .sorted tr:has(.long) td { border: 0; } .sorted tr:has(.long) .long { flex: 1 0 100%; min-width: 0; } }
 .side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(220px, 100%), 1fr)); gap: 1rem; }
 """
