@@ -89,6 +89,16 @@ def assert_same_results(output: dict[str, str], tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs/first/exports").rglob("*.png"))) == 200
 
 
+# what a notebook shows of the first hour's values
+SHOWN = """
+assert list(run.rounds["federated"]) == [1, 2] and run.rounds["loss"].gt(0).all()
+assert list(run.clients["client"]) == [0, 1, 2, 3, 4] and run.clients["images"].gt(0).all()
+assert "Finished: fedavg with 5 clients, 2 rounds" in run._repr_html_() and "data:image/png" in run._repr_html_()
+assert curve._repr_svg_().startswith("<svg") and "sent" in curve._repr_svg_()
+assert images.labels.tolist() == [3, 8] * 10 and images._repr_png_().startswith(b"\\x89PNG")
+"""
+
+
 @pytest.mark.slow("trains and serves in a shell; other tests do the same in one process")
 def test_the_first_hour_works(tmp_path):
     """Every block of the page in order, in one folder, with less training."""
@@ -96,13 +106,14 @@ def test_the_first_hour_works(tmp_path):
     little = " ".join(f"--set '{setting}'" for setting in LITTLE[:-1])
     for language, block in re.findall(r"```(sh|python)\n(.*?)```", page, re.S):
         if language == "python":
-            started([sys.executable, "-c", block], tmp_path)
+            started([sys.executable, "-c", block + SHOWN * ("run = " in block)], tmp_path)
             continue
         lines = [line for line in block.splitlines() if not line.startswith(". .venv")]
         shorter = [re.sub(r"effuse (run|serve) (demo)", rf"effuse \1 \2 {little}", line) for line in lines]
         done.append(started(["bash", "-c", "set -e; " + "\n".join(shorter)], tmp_path))
-    assert len(done) == 8 and len(list((tmp_path / "released/images").rglob("*.png"))) == 100
-    for made in ("runs/first/report.html", "first.html", "partition.html", "compared.html", "released/report.html"):
+    assert len(done) == 9 and len(list((tmp_path / "released/images").rglob("*.png"))) == 100
+    pages = ("runs/first/report.html", "first.html", "partition.html", "compared.html", "released/report.html")
+    for made in (*pages, "runs/notebook/public.html", "loss.svg", "drawn.png"):
         assert (tmp_path / made).stat().st_size > 1000, made
     for run in ("runs/cut", "runs/served", "worth/run"):
         assert (tmp_path / run / "result.json").exists(), run

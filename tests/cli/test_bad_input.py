@@ -485,7 +485,7 @@ TYPED = {
     "run demo --set algorithm=fedddpm": "RecipeError: algorithm.warmup: fedddpm needs a value for 'warmup'",
     "run demo --set partition=dirichlet": "no partition 'dirichlet'; a Dirichlet split is label_skew(beta=0.5)",
     "run demo --set 'partition=label_skew(beta=0.5'": "expected a literal, a list or name(key=value); a bracket is missing",
-    "run demo --set data=.": "say how it is to be read, by `--data .` or --set 'data=folder('.')'",
+    "run demo --set data=.": "say how it is to be read, by `--data .` or --set 'data=folder(\".\")'",
     "run demo --data nowhere": "MissingError: --data nowhere: not found; give a folder of images, an .npz file, or a source",
     "sample run --label cat": "RunError: run: there is no such run folder",
     "run demo --set partition=0.5": "partition: 0.5 is wrong, expected a partition; valid: ",

@@ -559,7 +559,7 @@ def test_list_explains_every_name_and_kind(effuse):
     assert "\nits values\n" in both and "\nalgorithm fedphd: " in both, "the name of a recipe and of an algorithm"
 
 
-@pytest.mark.parametrize(("command", "words"), [("run", "recipe's name or call"), ("resume", "A run folder")])
+@pytest.mark.parametrize(("command", "words"), [("run", "name that `effuse list` prints"), ("resume", "A run folder")])
 def test_help_explains_arguments_too(effuse, command, words):
     assert words in " ".join(effuse(f"{command} --help").out.split())
 

@@ -69,6 +69,7 @@ def test_partition_draws_who_would_hold_what(effuse, toy_file):
     assert [row[:2] for row in rows] == [["0", "10"], ["1", "10"], ["2", "10"], ["3", "10"]]
     assert all(int(total) == int(dark) + int(light) for _, total, dark, light in rows)
     assert "40 images in 2 classes, 4 clients" in Path("p.html").read_text()
+    assert "not found; give a folder of images" in effuse(f"partition {toy_file()} --data nowhere").sentence
     found = effuse(f"partition {toy_file()} --json").json
     assert found["classes"] == ["dark", "light"] and [sum(row) for row in found["labels"]] == [14, 13, 13]
 

@@ -5,8 +5,11 @@ import json
 import shutil
 
 import pytest
+import torch
 
+from effuse.core.metric import Images
 from effuse.core.recipe import Recipe
+from effuse.tools.release import picked
 
 STATED = (
     "--name '<b>Digits</b> | x' --license CC-BY-4.0 --contact 'A <script>alert(1)</script> hospital' --purpose teaching "
@@ -86,7 +89,18 @@ def test_what_was_measured_and_what_was_not(released):
     for what in ("Coverage: variety", "Consistency: use at each site", "Privacy: memorisation", "Privacy: membership"):
         assert what in report["not_measured"]
     assert "Congruence: closeness to real images" not in report["not_measured"]
-    assert "<td>fid_pixels</td>" in (folder / "report.html").read_text()
+    html = (folder / "report.html").read_text()
+    assert "<td>fid_pixels</td>" in html and html.count('src="data:image/png;base64,') == 1
+    assert "close to noise" in lines["neighbouring pixels"]["value"], "the run has hardly trained"
+
+
+def test_the_picture_has_images_of_every_class():
+    """Of 3 + 1,000 + 50 images in the order of their classes, a picture of 100 has 3, 33 and 33."""
+    labels = torch.tensor([0] * 3 + [1] * 1000 + [2] * 50)
+    shown = picked(Images(torch.arange(1053.0)[:, None, None, None], labels))
+    assert shown.labels.bincount().tolist() == [3, 33, 33]
+    assert shown.pixels[[0, 3, 36], 0, 0, 0].tolist() == [0.0, 3.0, 1003.0], "the first of each class"
+    assert len(picked(Images(torch.zeros(200, 1, 2, 2)))) == 100
 
 
 def test_foreign_words_are_text_and_no_path_is_told(released, trained):

@@ -36,6 +36,13 @@ def test_each_class_has_a_block_under_its_name():
     assert (names[0] != names[1]).any()
 
 
+def test_long_names_have_room():
+    """Nine classes of five: columns of one image, the squarest picture, would cut names of 36 letters to a third."""
+    images, rows = grey(9, 5), 2 * 66 + MARGIN + TITLE
+    assert grid_array(images, classes=["x"] * 9).shape[1] == 8 * (66 + MARGIN)
+    assert grid_array(images, classes=["x" * 36] * 9).shape == (3 * rows, 3 * (3 * 66 + MARGIN), 3)
+
+
 def test_without_names_or_labels():
     plain = grid_array(Images(torch.zeros(9, 3, 64, 64)))
     assert plain.shape == (3 * 66 + 2, 3 * 66 + 2, 3)

@@ -10,6 +10,8 @@ import pytest
 from effuse.core.errors import RunError
 from effuse.core.grammar import hidden
 from effuse.core.metric import Measurement
+from effuse.core.spec import text
+from effuse.data.partition import Shards
 from effuse.report.facts import Facts, Grid, within_budget
 from effuse.report.page import page, verdict
 from effuse.report.public import measurement, shareable
@@ -250,3 +252,35 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 def test_a_split_counts_groups():
     assert Split.from_json({"labels": [[1, 2]], "groups": [2]}, "here") == Split([[1, 2]], [2])
+
+
+def test_a_rule_is_told_without_its_defaults(run):
+    """`shards(per_client=3, ...)` has other keys, at their defaults; one that this version does not know stays as it is."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["recipe"]["partition"] = text(Shards(per_client=3))
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert "divided by shards(per_client=3)." in words_of(page(Facts.of(run)))
+    manifest["recipe"]["partition"] = "by_moon(phase=1)"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert "divided by by_moon(phase=1)." in words_of(page(Facts.of(run)))
+
+
+def test_costs_by_distance_are_told_where_there_are_edges(run):
+    """FedPhD's weighted traffic means nothing between clients and one server."""
+    result = json.loads((run / "result.json").read_text())
+    assert "paper_cost" in result["figures"] and "weighted by distance" not in page(Facts.of(run))
+    result["traffic"]["links"]["edge-cloud"] = result["traffic"]["links"]["client-server"]
+    (run / "result.json").write_text(json.dumps(result))
+    assert words_of(page(Facts.of(run))).count("traffic weighted by distance, ") == 2
+
+
+def test_numbers_of_a_protocol_are_rounded(run):
+    """And the spread is a column only where a number has one."""
+    result = json.loads((run / "result.json").read_text())
+    result["metrics"]["kid_pixels"]["protocol"]["classifier_accuracy"] = 0.9943661971830986
+    (run / "result.json").write_text(json.dumps(result))
+    html = page(Facts.of(run))
+    assert "classifier_accuracy 0.9944<" in html and ">spread<" not in html
+    result["metrics"]["kid_pixels"] |= {"std": 0.25}
+    (run / "result.json").write_text(json.dumps(result))
+    assert ">spread<" in page(Facts.of(run))

@@ -100,6 +100,11 @@ def test_nothing_else_is_served(served, path):
     assert answer.status == 404 and "secret" not in body
 
 
+def test_a_browser_that_asks_for_an_icon_sees_no_error(served):
+    answer, body = asked(served, "/favicon.ico")
+    assert answer.status == 204 and body == ""
+
+
 def test_links_out_of_the_folder_are_not_followed(served, runs, tmp_path):
     made(tmp_path / "outside", report_html="secret")
     (runs / "linked").symlink_to(tmp_path / "outside")

@@ -87,6 +87,7 @@ class FedDisco(FedAvg, Discloses, name="feddisco"):
             for client, answer in fed.ask(self.enrol, S):
                 with fed.using(client):
                     members[client] = Member(answer.histogram, answer.weight)
+            fed.note(histograms={str(k): members[k].counts for k in sorted(members.keys() - server.members.keys())})
             S = [k for k in S if k in members]
         p = discrepancy_aware({k: members[k] for k in S}, self.a, self.b)
         fed.note(weights={str(k): value for k, value in p.items()})

@@ -141,6 +141,7 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
     def _enrol_all(self, server: FedPhDServer, fed: Federation) -> FedPhDServer:
         """Collect the histograms q_n of all clients."""
         histograms = {n: answer.histogram for n, answer in fed.ask(self.enrol, fed.clients)}
+        fed.note(histograms={str(n): counts for n, counts in histograms.items()})
         classes = len(next(iter(histograms.values())))  # of the data; a network may have more
         if self.q_u is not None and len(self.q_u) != classes:
             raise RecipeError(f"algorithm.q_u: {len(self.q_u)} shares, but there are {classes} classes; give one for each")
@@ -169,6 +170,8 @@ class FedPhD(Hierarchical, Discloses, name="fedphd"):
                 elif n not in server.histograms:
                     raise WireError("it has disclosed no histogram, neither at first nor now")
                 choices[n] = choice
+        if late:
+            fed.note(histograms={str(n): counts for n, counts in late.items()})
         edge_of = {n: next((e for e in choice.edges if e in reachable), reachable[0]) for n, choice in choices.items()}
         return dataclasses.replace(server, histograms=server.histograms | late), edge_of
 

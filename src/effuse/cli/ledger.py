@@ -1,4 +1,4 @@
-"""`effuse ledger`: what all runs have charged a site's data."""
+"""`effuse ledger`: how much privacy all runs together have cost a site's data."""
 
 import dataclasses
 import json

@@ -1,5 +1,6 @@
 """Options that several commands share, and the recipe that they select."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,10 @@ from effuse.core.errors import MissingError, RecipeError, misspelt
 from effuse.core.recipe import Recipe
 from effuse.recipes import find_recipe
 
+NAMED = "A name that `effuse list` prints, such as demo, or a file: one of `effuse new`, or a run's manifest.json."
 RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's name or call, or the path of a manifest.json.")
+    str,
+    typer.Argument(metavar="RECIPE", help=NAMED),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Settings = Annotated[
@@ -66,4 +69,5 @@ def _read(path: str) -> str:
     if not Path(path).expanduser().exists():
         remedy = misspelt(Path(path)) or "give a folder of images, an .npz file, or a source such as 'folder(\"scans\")'"
         raise MissingError(f"--data {path}: not found; {remedy}")
-    return f"{'npz' if path.endswith('.npz') else 'folder'}({path!r})"
+    # in double quotes, since a shell's are single ones
+    return f"{'npz' if path.endswith('.npz') else 'folder'}({json.dumps(path, ensure_ascii=False)})"

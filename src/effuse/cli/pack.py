@@ -1,4 +1,4 @@
-"""`effuse pack` and `effuse unpack`: move a run to another machine."""
+"""`effuse pack` and `effuse unpack`: cut a run into parts for another machine; unpack joins them there."""
 
 import json
 from pathlib import Path

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Json, Quiet, RecipeName, Seed, Settings, chosen
+from effuse.cli.options import Clients, Data, Json, Quiet, RecipeName, Seed, Settings, chosen
 from effuse.cli.progress import console
 from effuse.core.errors import shown
 from effuse.report.heat import shade
@@ -31,6 +31,7 @@ SHADES = (
 def partition(
     recipe: RecipeName,
     set: Settings = None,
+    data: Data = None,
     clients: Clients = None,
     seed: Seed = None,
     out: Annotated[Path, typer.Option(help="The file of the page.")] = Path("partition.html"),
@@ -38,7 +39,7 @@ def partition(
     quiet: Quiet = False,
 ) -> None:
     """Divide RECIPE's data and draw who would hold what: a table here, and a page."""
-    name, wanted, _ = chosen(recipe, set, None, seed, clients)
+    name, wanted, _ = chosen(recipe, set, None, seed, clients, data)
     division = Division.of(wanted, name)
     save(out, division.page(), private=True)
     if as_json:

@@ -46,6 +46,8 @@ def release_(
         print(json.dumps({"written": str(made.folder), "images": made.held.images, "not_measured": list(made.missing)}))
     elif not quiet:
         print(f"{made.held.images:,} images and the model in {made.folder}; read {made.folder / 'report.html'} first")
+        if made.held.note:
+            print(f"note: {made.held.note}")
         print(f"not measured: {len(made.missing)}")
         for words in made.missing:
             print(f"  {words}")

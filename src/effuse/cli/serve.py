@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from effuse.cli import app
-from effuse.cli.options import Clients, Data, Device, Json, Quiet, Rounds, Seed, Settings, Track, chosen
+from effuse.cli.options import NAMED, Clients, Data, Device, Json, Quiet, Rounds, Seed, Settings, Track, chosen
 from effuse.cli.progress import tell, watched
 from effuse.core.errors import RecipeError, RunError
 from effuse.core.recipe import Recipe, read_manifest
@@ -24,9 +24,7 @@ GRACE = 30.0
 @app.command()
 def serve(
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address at which sites reach the server.")],
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A recipe's name or call, or the path of a manifest.json.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help=NAMED)] = None,
     clients: Clients = None,
     keys: Annotated[Path | None, typer.Option(help="The server's keys, from `effuse keys init`.")] = None,
     quorum: Annotated[

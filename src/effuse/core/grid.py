@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from effuse.core.metric import Images
 
 MARGIN = 2
+LETTER = 6  # pixels of a letter of a name, about
 TITLE = 14  # pixels above the images of a class, for its name
 SHOWN_SIDE = 64  # small images are enlarged to about this many pixels by repeating pixels
 NOISE = 0.15  # mean correlation of neighbouring pixels, below which images are close to noise
@@ -28,28 +29,31 @@ def grid_array(images: "Images", columns: int | None = None, classes: Sequence[s
         return _block(tiles, columns or math.ceil(math.sqrt(len(tiles))))
     parts = [(int(k), tiles[(images.labels == k).numpy()]) for k in images.labels.unique()]
     most, title = max(len(part) for _, part in parts), TITLE if classes else 0
-    across, columns = _layout(len(parts), most, side, title)
+    names = [classes[label] if label < len(classes) else str(label) for label, _ in parts] if classes else []
+    across, columns = _layout(len(parts), most, side, title, [len(name) * LETTER for name in names])
     height, width = MARGIN + math.ceil(most / columns) * side + title, MARGIN + columns * side
     canvas = np.full((math.ceil(len(parts) / across) * height, across * width, 3), 255, np.uint8)
-    for i, (label, part) in enumerate(parts):
+    for i, (_, part) in enumerate(parts):
         top, left = i // across * height, i % across * width
         block = _block(part, columns)
         if classes:
-            canvas[top : top + title, left : left + width] = _name(
-                classes[label] if label < len(classes) else str(label), width
-            )
+            canvas[top : top + title, left : left + width] = _name(names[i], width)
         canvas[top + title : top + title + block.shape[0], left : left + block.shape[1]] = block
     return canvas
 
 
-def _layout(classes: int, most: int, side: int, title: int) -> tuple[int, int]:
-    """How many classes stand side by side, and in how many columns the images of each, for the squarest picture."""
+def _layout(classes: int, most: int, side: int, title: int, names: Sequence[int] = ()) -> tuple[int, int]:
+    """How many classes stand side by side, and in how many columns the images of each.
+
+    The picture is the squarest one, unless that cuts off much of the names, whose widths are given.
+    """
 
     def stretched(choice: tuple[int, int]) -> float:
         across, columns = choice
         height = math.ceil(classes / across) * (math.ceil(most / columns) * side + title)
         empty = (-most % columns) * classes + (-classes % across) * columns
-        return abs(math.log(height / (across * columns * side))) + empty / (classes * most)
+        cut = sum(max(0.0, 1 - columns * side / name) for name in names if name) / classes
+        return abs(math.log(height / (across * columns * side))) + empty / (classes * most) + cut
 
     # a row for each class, where that is square enough, is the easiest to read
     if stretched((1, most)) < math.log(2):

@@ -29,7 +29,8 @@ def model_card(name: str, facts: Facts, stated: Mapping[str, str], private: Sequ
         "`model/` opens with diffusers where it is a denoiser, else with effuse.",
         "## Training",
         f"{plural(facts.rounds, 'round')}, {amount(result.traffic.bytes.total)} sent, {result.parameters:,} parameters.",
-        _table(["key", "value"], facts.recipe.items()),
+        "Keys that are not named are at their defaults. `images/provenance.json` names all.",
+        _table(["key", "value"], ((key, facts.short(key)) for key in facts.recipe)),
         "## Measured at the end of training",
         _table(["metric", "value", "protocol"], numbers) if numbers else "Nothing was measured.",
         "## Privacy",
@@ -95,4 +96,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _said(protocol: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in protocol.items() if key not in ("weights", "data"))
+    told = {key: number(value) if isinstance(value, float) else value for key, value in protocol.items()}
+    return ", ".join(f"{key} {value}" for key, value in told.items() if key not in ("weights", "data"))

@@ -8,14 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from effuse.core.errors import RunError, shown
+from effuse.core.build import build_text
+from effuse.core.errors import EffuseError, RunError, shown
 from effuse.core.files import parsed, reading
 from effuse.core.metric import Measurement
-from effuse.core.recipe import read_manifest
+from effuse.core.recipe import Recipe, read_manifest
+from effuse.core.spec import field_hints
+from effuse.report.heat import suppressed
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import Result, RoundRecord, Split, made, plain
 
 PICTURE = re.compile(r"round-(\d+)(?:-client-(\d+))?(-ema)?(?:-client-(\d+))?\.png")
+HISTOGRAMS = "histograms"  # of labels, among what an algorithm notes
 CLIENTS_SHOWN = 4  # whose own samples are shown; those of all would be too large
 QUALITY = ("fid", "kid", "accuracy", "conditional_accuracy")  # metrics that are looked at first
 
@@ -52,7 +56,9 @@ class Facts:
         later, where = _json(path / "evaluation.json").get("metrics") or {}, str(path / "evaluation.json")
         evaluation = {str(name): made(m, Measurement, where) for name, m in later.items()}
         told, audit = _json(path / "ledger.json").get("privacy") or {}, _json(path / "audit" / "audit.json") or None
-        return cls(path, read_manifest(path), folder.records(), result, folder.read_split(), evaluation, told, audit)
+        records = folder.records()
+        split = folder.read_split() or told_by_sites(records)
+        return cls(path, read_manifest(path), records, result, split, evaluation, told, audit)
 
     @property
     def name(self) -> str:
@@ -62,6 +68,14 @@ class Facts:
     @property
     def recipe(self) -> dict[str, str]:
         return {str(key): str(value) for key, value in self.manifest["recipe"].items()}
+
+    def short(self, key: str) -> str:
+        """A value of the recipe without the keys that are at their defaults, where this version knows it."""
+        source = self.recipe.get(key, "")
+        try:
+            return str(build_text(source, field_hints(Recipe)[key], key))
+        except EffuseError:  # of another version, or with hidden names
+            return source
 
     @property
     def algorithm(self) -> str:
@@ -122,8 +136,24 @@ class Facts:
             "result": None if self.result is None else self.result.to_json(),
             "partition": None if self.split is None else self.split.to_json(),
             "evaluation": plain(self.evaluation),
-            "rounds": [record.to_json() for record in self.records],
+            "rounds": [_without_histograms(record).to_json() for record in self.records],
         }
+
+
+def told_by_sites(records: Iterable[RoundRecord]) -> Split | None:
+    """The histograms that clients told their server, without small cells; None where nobody told one."""
+    told: dict[int, list[int]] = {}
+    for record in records:
+        for client, counts in ((record.noted or {}).get(HISTOGRAMS) or {}).items():
+            told[int(client)] = [round(n) for n in counts]  # noise makes fractions
+    sites = sorted(told)
+    return suppressed(Split([told[k] for k in sites], sites=sites)) if told else None
+
+
+def _without_histograms(record: RoundRecord) -> RoundRecord:
+    """The same without what clients told of their labels: a page has that without small cells."""
+    kept = {key: value for key, value in (record.noted or {}).items() if key != HISTOGRAMS}
+    return dataclasses.replace(record, noted=kept or None)
 
 
 def grids_of(run: Path) -> list[Grid]:

@@ -23,8 +23,8 @@ def heat(split: Split, classes: Sequence[str]) -> str:
     head = ["client", "images", *(["groups"] if split.groups else []), *classes]
     top = "".join(f'<th scope="col">{text(name)}</th>' for name in head)
     rows = []
-    for client, row in enumerate(split.labels):
-        groups = f"<td>{split.groups[client]:,}</td>" if split.groups else ""
+    for i, (client, row) in enumerate(zip(split.clients, split.labels)):
+        groups = f"<td>{split.groups[i]:,}</td>" if split.groups else ""
         cells = "".join(f'<td class="s{shade(n, most)}">{text(told(n))}</td>' for n in row)
         rows.append(f'<tr><th scope="row">{client}</th><td>{text(size(row))}</td>{groups}{cells}</tr>')
     made = f'<table class="heat"><thead><tr>{top}</tr></thead>\n<tbody>\n' + "\n".join(rows) + "\n</tbody></table>"

@@ -23,8 +23,8 @@ def document(title: str, parts: Sequence[str], interactive: bool = False) -> str
     """An HTML document which loads nothing; an interactive one runs our script and no other."""
     script = f"<script>{SCRIPT}</script>" if interactive else ""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'"
-    policy += f"; img-src data:; script-src 'sha256-{digest}'" if interactive else ""
+    policy = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data:"
+    policy += f"; script-src 'sha256-{digest}'" if interactive else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from effuse.core.ledger import EDGE_CLOUD
 from effuse.report.charts import Point, Series, chart
 from effuse.report.facts import Facts, grids_of, within_budget
 from effuse.report.heat import heat
@@ -11,10 +12,14 @@ from effuse.report.people import clients
 from effuse.report.words import amount, duration, number, plural
 
 PICTURES = 5_000_000  # bytes of pictures in a page
+WEIGHTED = {
+    "paper_cost": "traffic weighted by distance, of clients their uploads only",
+    "symmetric_cost": "traffic weighted by distance, both ways",
+}
 CHARTS = 12  # metrics that are drawn; the others are in the table
 OWN = (
     "This page has facts about single clients. Keep it where the run is kept. "
-    "`effuse report RUN --public` writes one that may be passed on."
+    "The command effuse report RUN --public writes a page that may be passed on."
 )
 PUBLIC = (
     "This page may be passed on: it has no real image, no file name and no single client's losses, times or small counts."
@@ -71,15 +76,20 @@ def verdict(facts: Facts) -> str:
     return ". ".join(said) + "."
 
 
-def tiles(facts: Facts) -> str:
-    """The numbers that are looked at first."""
+def first_numbers(facts: Facts) -> list[tuple[str, str]]:
+    """The numbers that are looked at first, with their names."""
     losses = [record.loss for record in facts.records if record.loss is not None]
     shown = [("rounds", f"{facts.rounds} of {facts.count('rounds')}"), ("clients", f"{facts.count('clients')}")]
     shown += [("sent", amount(facts.sent[-1][1]))] if facts.sent else []
     shown += [("last loss", number(losses[-1]))] if losses else []
     shown += [(name, number(found[-1][2])) for name, found in list(facts.measured.items())[:3]]
     seconds = facts.result.seconds if facts.result else sum(record.seconds.total for record in facts.records)
-    shown += [("time", duration(seconds))]
+    return [*shown, ("time", duration(seconds))]
+
+
+def tiles(facts: Facts) -> str:
+    """The same as a row of boxes."""
+    shown = first_numbers(facts)
     return '<dl class="tiles">' + "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in shown) + "</dl>"
 
 
@@ -135,11 +145,15 @@ def curves(facts: Facts) -> str:
 
 def partition(facts: Facts) -> str:
     """Who holds what, where that is known here."""
-    rule = facts.recipe.get("partition", "")
     if facts.split is None:
         return section("Partition", paragraph("What each client holds is not known here."))
-    about = f"Images of each client and class, divided by {rule}."
-    about += " Cells below ten are not told." if facts.public else ""
+    if facts.split.sites is None:
+        about = f"Images of each client and class, divided by {facts.short('partition')}."
+    else:
+        about = f"Images of each client and class, as {facts.algorithm} asked for them and the clients told them."
+        absent = sorted(set(facts.clients).difference(facts.split.sites))
+        about += f" {plural(len(absent), 'client')} told nothing." if absent else ""
+    about += " Cells below ten are not told." if facts.public or facts.split.sites is not None else ""
     return section("Partition", paragraph(about), heat(facts.split, facts.classes))
 
 
@@ -213,7 +227,8 @@ def costs(facts: Facts) -> str:
         figures = facts.result.figures or {}
         if "gmacs" in figures:
             rows.append(("multiply-adds an image", f"{figures['gmacs']:.4g} G"))
-        rows += [(name.replace("_", " "), number(figures[name])) for name in figures if name.endswith("_cost")]
+        if EDGE_CLOUD in facts.result.traffic.links:
+            rows += [(words, number(figures[name])) for name, words in WEIGHTED.items() if name in figures]
     seconds = sum(record.seconds.round for record in facts.records)
     images, calls = (sum(getattr(record, name) for record in facts.records) for name in ("images", "evaluations"))
     rows.append(("seconds of training rounds", f"{seconds:,.1f}"))
@@ -230,12 +245,18 @@ def metrics(facts: Facts) -> str:
     """Every number of the result with its protocol, and those of a later evaluation."""
     found = dict(facts.result.metrics) if facts.result else {}
     found |= {f"{name}, evaluated again": m for name, m in facts.evaluation.items()}
-    rows = []
+    spreads = any(m.std is not None for m in found.values())  # over clients with models of their own
+    rows: list[Sequence[object]] = []
     for name, m in found.items():
-        told = "; ".join(f"{k} {v}" for k, v in m.protocol.items()) + (f". {m.warning}" if m.warning else "")
-        rows.append((name, Cell(number(m.value), m.value), "-" if m.std is None else Cell(number(m.std), m.std), told))
-    head = ("metric", "value", "spread", "protocol")
+        told = "; ".join(f"{k} {_told(v)}" for k, v in m.protocol.items()) + (f". {m.warning}" if m.warning else "")
+        spread = ["-" if m.std is None else Cell(number(m.std), m.std)] if spreads else []
+        rows.append((name, Cell(number(m.value), m.value), *spread, told))
+    head = ("metric", "value", *(["spread"] if spreads else []), "protocol")
     return section("Protocol", table(rows, head, "metrics with their protocols")) if rows else ""
+
+
+def _told(value: object) -> object:
+    return number(value) if isinstance(value, float) else value
 
 
 def repeated(facts: Facts) -> str:

@@ -27,9 +27,10 @@ def client_rows(facts: Facts) -> list[dict[str, Any]]:
             row["seconds"] = row["seconds"] if own.seconds is None else (row["seconds"] or 0.0) + own.seconds
         for client in record.silent or ():
             rows[client]["silent"] += 1
-    for client, counts in enumerate(facts.split.labels if facts.split else ()):
+    held = facts.split if facts.split and facts.split.sites is None else None  # what sites told has hidden cells
+    for client, counts in enumerate(held.labels if held else ()):
         rows[client]["images"] = sum(counts)
-    for client, groups in enumerate((facts.split and facts.split.groups) or ()):
+    for client, groups in enumerate((held and held.groups) or ()):
         rows[client]["groups"] = groups
     for name, values in personal(facts).items():
         for client, value in zip(rows, values):

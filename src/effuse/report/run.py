@@ -8,8 +8,8 @@ from typing import Any
 from effuse.core.errors import RunError, nearest
 from effuse.report.charts import Point, Series, chart, standalone
 from effuse.report.facts import Facts, grids_of, read_facts
-from effuse.report.html import picture, text
-from effuse.report.page import tiles, verdict
+from effuse.report.html import picture, table, text
+from effuse.report.page import first_numbers, verdict
 from effuse.report.people import client_rows
 from effuse.report.writer import write_report
 from effuse.runs.records import Result
@@ -92,7 +92,9 @@ class Run:
     def _repr_html_(self) -> str:
         grids = grids_of(self.path)
         last = picture(grids[-1].path.read_bytes(), f"generated images, round {grids[-1].round}") if grids else ""
-        return f"<div><p><b>{text(self.path)}</b></p><p>{text(verdict(self.facts))}</p>{tiles(self.facts)}{last}</div>"
+        names, values = zip(*first_numbers(self.facts))
+        words = f"<p><b>{text(self.path)}</b></p><p>{text(verdict(self.facts))}</p>"
+        return f"<div>{words}{table([values], names)}{last}</div>"
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:

@@ -17,6 +17,18 @@ STATED = "not stated"
 CONGRUENCE = ("fid", "kid", "precision", "conditional_accuracy", "tones", "inception_score")
 COVERAGE = ("recall", "diversity", "mix")
 UTILITY = ("cas", "accuracy")
+MEANING = {  # of a metric, by what its name begins with
+    "fid": "distance from real images; lower is better",
+    "kid": "distance from real images; 0 is that of other real images",
+    "precision": "share of drawn images among real ones; higher is better",
+    "recall": "share of real images among drawn ones; higher is better",
+    "conditional_accuracy": "share that a classifier takes for the class asked for; higher is better",
+    "tones": "distance of the greys from those of real images; lower is better",
+    "inception_score": "clear and varied classes; higher is better",
+    "diversity": "distance between images of a class; best near that of real ones",
+    "cas": "accuracy on real images of a classifier that met these alone; higher is better",
+    "accuracy": "share of real test images told right; higher is better",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Contents:
     side: int = 0
     channels: int = 0
     files: Sequence[str] = ()  # data files, relative to the folder
+    note: str | None = None  # on images that are close to noise
 
 
 def scorecard(
@@ -59,7 +72,12 @@ def scorecard(
     whole = {name: m for name, m in measured.items() if "subgroup" not in m.protocol}
     parts = {name: m for name, m in measured.items() if "subgroup" in m.protocol}
     useful = _measured(whole, UTILITY, "use for training: a classifier that met these images alone, on real ones")
-    consistent = (*_worst(parts), *useful, Line("use at each site", MISSING, "each site runs effuse worth"), _seeds(facts))
+    consistent = (
+        *_worst(parts),
+        *useful,
+        Line("use at each site", MISSING, "each site runs effuse worth RUN --metrics '[cas()]'"),
+        _seeds(facts),
+    )
     return [
         Question("Congruence", "Are the images like real ones?", _measured(whole, CONGRUENCE, "closeness to real images")),
         Question("Coverage", "Are they as varied as real ones?", _measured(whole, COVERAGE, "variety")),
@@ -128,7 +146,11 @@ def _attacks(audit: Mapping[str, Any] | None) -> list[Line]:
 
 
 def _measured(found: Mapping[str, Measurement], names: Sequence[str], what: str) -> tuple[Line, ...]:
-    lines = [Line(name, number(m.value), _protocol(m)) for name, m in found.items() if name.startswith(tuple(names))]
+    lines = [
+        Line(name, number(m.value), _meaning(name) + _protocol(m))
+        for name, m in found.items()
+        if name.startswith(tuple(names))
+    ]
     return tuple(lines) or (Line(what, MISSING, "effuse release --metrics"),)
 
 
@@ -156,6 +178,7 @@ def _constraints(held: Contents) -> tuple[Line, ...]:
     return (
         Line("size", f"{held.side}x{held.side} pixels, channels: {held.channels}, 8 bits each", "checked on all"),
         Line("values", "finite before they were rounded", "checked on all"),
+        Line("neighbouring pixels", held.note or "agree, as they do in pictures", "their mean correlation"),
         Line("anatomy, physics and other rules of the field", MISSING, "a reader's panel; effuse knows no such rule"),
     )
 
@@ -189,6 +212,7 @@ def _comprehension(facts: Facts, stated: Mapping[str, str]) -> tuple[Line, ...]:
             f"{facts.algorithm}, {facts.count('clients')} clients, {plural(facts.rounds, 'round')}",
             "the model card",
         ),
+        Line("software", f"effuse {facts.manifest.get('effuse', 'of an unknown version')}"),
         Line("purpose", stated.get("purpose") or STATED),
         Line("not meant for", stated.get("limits") or STATED),
         Line("contact", stated.get("contact") or STATED),
@@ -198,5 +222,9 @@ def _comprehension(facts: Facts, stated: Mapping[str, str]) -> tuple[Line, ...]:
 def _protocol(m: Measurement) -> str:
     """How a number was found, in short, with its warning."""
     wanted = ("encoder", "generated", "reference", "split", "trained_on")
-    said = ", ".join(f"{key} {m.protocol[key]}" for key in wanted if key in m.protocol)
+    said = ", ".join(f"{key.replace('_', ' ')} {m.protocol[key]}" for key in wanted if key in m.protocol)
     return said + (f"; {m.warning}" if m.warning else "")
+
+
+def _meaning(name: str) -> str:
+    return next((f"{words}; " for start, words in MEANING.items() if name.startswith(start)), "")

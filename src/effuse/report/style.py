@@ -32,7 +32,7 @@ figure { margin: 0; } figcaption, .soft { color: var(--soft); } .error { border:
 .f0 { fill: var(--c0); } .f1 { fill: var(--c1); } .f2 { fill: var(--c2); } .f3 { fill: var(--c3); } .f4 { fill: var(--c4); }
 .f5 { fill: var(--c5); } .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .3em; }
 .b0 { background: var(--c0); } .b1 { background: var(--c1); } .b2 { background: var(--c2); } .b3 { background: var(--c3); }
-.b4 { background: var(--c4); } .b5 { background: var(--c5); } .keys span { margin-right: 1em; }
+.b4 { background: var(--c4); } .b5 { background: var(--c5); } .keys > span { margin-right: 1em; display: inline-block; }
 .scroll { overflow: auto; max-height: 75vh; } .scroll thead th { position: sticky; top: 0; background: var(--back); }
 .heat td, .heat thead th { padding: .15rem .5rem; border: 1px solid var(--back); text-align: right; }
 .heat td, .heat td:last-child { min-width: 2.4rem; } .heat thead th:first-child, .heat th:first-child { text-align: left; }
@@ -53,5 +53,12 @@ figure { margin: 0; } figcaption, .soft { color: var(--soft); } .error { border:
   border-radius: 4px; font-size: .85rem; max-width: 280px; white-space: pre-line; }
 pre { overflow: auto; max-height: 60vh; background: var(--card); padding: .6rem; white-space: pre-wrap; }
 summary { cursor: pointer; } [hidden] { display: none !important; }
+.lines table { width: 100%; table-layout: fixed; } .lines th { width: 30%; } .lines th:last-child { width: auto; }
+@media (max-width: 600px) { th, td { padding-right: .4rem; } main > section > table { font-size: .9rem; }
+  thead ~ tbody td:last-child { min-width: 0; } .lines thead { display: none; }
+  .lines tr { display: flex; flex-wrap: wrap; gap: 0 .6rem; border-bottom: 1px solid var(--line); padding: .3rem 0; }
+  .lines td { flex: 1 1 40%; border: 0; padding: 0; } .lines td:last-child { flex-basis: 100%; color: var(--soft); }
+  .sorted tr:has(.long) { display: flex; flex-wrap: wrap; width: calc(100vw - 2rem); border-bottom: 1px solid var(--line); }
+  .sorted tr:has(.long) td { border: 0; } .sorted tr:has(.long) .long { flex: 1 0 100%; min-width: 0; } }
 .side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(220px, 100%), 1fr)); gap: 1rem; }
 """

@@ -21,5 +21,5 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def plural(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def plural(n: int, noun: str, several: str = "") -> str:
+    return f"{n:,} {noun if n == 1 else several or noun + 's'}"

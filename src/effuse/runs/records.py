@@ -69,10 +69,16 @@ class ClientRecord(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Split(Record):
-    """partition.json: who holds what in a run whose clients are all on this machine."""
+    """Who holds what: partition.json of a run whose clients are all on this machine, or what sites told their server."""
 
     labels: list[list[int]]  # of each client, its images of each class
     groups: list[int] | None = None  # of each client, the number of its groups, such as patients
+    sites: list[int] | None = None  # the clients whose rows these are, where sites told them; None: all, in order
+
+    @property
+    def clients(self) -> list[int]:
+        """Whose the rows are."""
+        return list(range(len(self.labels))) if self.sites is None else self.sites
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

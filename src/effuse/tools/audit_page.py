@@ -145,17 +145,20 @@ def membership(found: Mapping[str, Any]) -> str:
         "area, Clopper and Pearson's for the shares. False positives: the share here, and what it may be among all others."
     )
     bound = found["bound"]
-    allowed = "no bound: nothing was promised" if bound is None else f"at most {bound:.2%}"
-    if bound == 1:
-        allowed = "all of them, so that no attack can contradict it"
+    rule = "The promise allows true positives of e^epsilon / 100 + delta"
+    if bound is None:
+        allowed = "Nothing was promised that these figures could contradict"
+    elif bound == 1:
+        allowed = f"{rule}: all of them, so that no attack can contradict it"
+    else:
+        allowed = f"{rule}: at most {bound:.2%}"
     if found["above"]:
         allowed += f". Above it by more than chance: {', '.join(found['above'])}; look into the noise and its accounting"
     return "\n".join(
         [
             f"<p>{escape(words)}</p>",
             table(rows, ("attack", "area under the curve", "true positives at 1 % false ones", "false positives")),
-            f"<p>The promise allows true positives of e^epsilon / 100 + delta: {escape(allowed)}. "
-            "These attacks train no networks of their own, so a stronger attacker may see more.</p>",
+            f"<p>{escape(allowed)}. These attacks train no networks of their own, so a stronger attacker may see more.</p>",
         ]
     )
 

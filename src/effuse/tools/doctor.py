@@ -24,11 +24,15 @@ EXTRAS = {
     "trackio": "`--track trackio`: pip install trackio",
     "mlflow": "`--track mlflow`: pip install mlflow",
 }
+ERROR = "the error of a recipe that wants it says how to get it"
 FILES = {
     "inception_fid.safetensors": "FID, KID, precision and recall; docs/runs.md says how to make it; or encoder=classifier()",
-    "mnist": "MNIST; the error of a recipe that wants it says how to get it",
+    "mnist": f"MNIST; {ERROR}",
+    "fashion_mnist": f"Fashion-MNIST; {ERROR}",
+    "cifar10.npz": f"CIFAR-10; {ERROR}",
+    "cifar100.npz": f"CIFAR-100; {ERROR}",
     "pathmnist.npz": "PathMNIST, from https://medmnist.com",
-    "celeba": "CelebA",
+    "celeba": f"CelebA; {ERROR}",
 }
 
 

@@ -19,7 +19,7 @@ COMMENTS = {
     "clients": "How many sites there are. On one machine they are simulated.",
     "partition": "Who holds what: iid(), label_skew(beta=0.5) for sites with different classes; `effuse list partition`.",
     "model": "The network; its size decides time and memory (`effuse check` estimates both).",
-    "task": "Denoising. drop is how often the class is hidden in training, which guidance needs.",
+    "task": "Denoising, by velocity: good images come earlier. drop is how often the class is hidden, which guidance needs.",
     "algorithm": "How the sites train together; `effuse list algorithm`. local is what a site does in a round.",
     "rounds": "More rounds, better images: look at samples/ in the run folder, and `effuse resume` goes on after a stop.",
     "evaluate": "When to draw and measure. Keep n and grid small: every image costs sampler.steps network evaluations.",

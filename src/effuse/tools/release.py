@@ -8,21 +8,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import effuse
 from effuse.core.capabilities import Draws, Personal
 from effuse.core.errors import MissingError, RunError
 from effuse.core.files import cache_folder, write_atomically, writing
-from effuse.core.grid import save_grid
+from effuse.core.grid import save_grid, too_young
 from effuse.core.metric import Images, Measurement, Metric
 from effuse.core.spec import text
 from effuse.core.workbench import Workbench
 from effuse.report.cards import data_sheet, model_card
 from effuse.report.croissant import croissant, digest
 from effuse.report.facts import Facts, read_facts
-from effuse.report.html import document, paragraph, section, table
+from effuse.report.html import document, paragraph, picture, section, table
 from effuse.report.html import text as as_text
 from effuse.report.public import measurement, shareable
 from effuse.report.scorecard import Contents, Line, Question, not_measured, privacy, scorecard
+from effuse.report.words import plural
 from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import plain
@@ -31,7 +34,7 @@ from effuse.tasks.denoise import Denoise
 from effuse.tools.export import auxiliary_of, require_empty, write
 from effuse.transport.device import pick_device
 
-GRID = 100  # images in the picture
+GRID, PICTURE = 100, "grid.png"  # images in the picture, and its file
 STATEMENTS = {
     "license": "Licence of the folder, such as CC-BY-4.0.",
     "contact": "Who publishes it, and where questions go.",
@@ -78,7 +81,8 @@ def release(
     with writing(to):
         to.mkdir(parents=True, exist_ok=True)
     measured = {} if images is None else _measure(opened, images, metrics)
-    files = [] if images is None else _write_images(images, to, _provenance(facts, origin, opened, seed))
+    classes = [str(name) for name in facts.manifest.get("classes") or ()]
+    files = [] if images is None else _write_images(images, classes, to, _provenance(facts, origin, opened, seed))
     shutil.copytree(run / "model", to / "model")
     held = _contents(images, facts, files)
     promise = privacy(dataclasses.replace(facts, audit=private.audit))
@@ -87,7 +91,7 @@ def release(
     documents = {
         "model_card.md": model_card(name, facts, said, promise),
         "data_sheet.md": data_sheet(name, facts, held, said, questions, missing),
-        "report.html": _report(name, held, questions, promise, missing),
+        "report.html": _report(name, held, questions, promise, missing, to / PICTURE if images else None),
         "report.json": _json({"name": name, "stated": said, **_numbers(questions, promise, measured, missing)}),
     }
     for file, words in documents.items():
@@ -161,13 +165,21 @@ def _provenance(facts: Facts, origin: str, opened: Loaded, seed: int) -> dict[st
     }
 
 
-def _write_images(images: Images, to: Path, provenance: dict[str, Any]) -> list[str]:
+def _write_images(images: Images, classes: Sequence[str], to: Path, provenance: dict[str, Any]) -> list[str]:
     """Images in three formats and a picture of some; returns their names. Folders end in a slash."""
     write(images, "imagefolder", to / "images", provenance)
     write(images, "npz", to / "data.npz", provenance)
     write(images, "parquet", to / "data.parquet", provenance)
-    save_grid(images.first(GRID), to / "grid.png")
-    return ["images/", "data.npz", "data.parquet", "grid.png"]
+    save_grid(picked(images), to / PICTURE, classes)
+    return ["images/", "data.npz", "data.parquet", PICTURE]
+
+
+def picked(images: Images) -> Images:
+    """Images for one picture: about as many of each class."""
+    if images.labels is None:
+        return images.first(GRID)
+    places = [(images.labels == k).nonzero()[:, 0] for k in images.labels.unique()]
+    return images.rows(torch.cat([own[: max(1, GRID // len(places))] for own in places]))
 
 
 def _contents(images: Images | None, facts: Facts, files: Sequence[str]) -> Contents:
@@ -181,25 +193,36 @@ def _contents(images: Images | None, facts: Facts, files: Sequence[str]) -> Cont
             [str(c) for c in classes] if isinstance(classes, list) and len(classes) >= top else list(map(str, range(top)))
         )
         counts = {c: int((images.labels == i).sum()) for i, c in enumerate(named)}
-    return Contents(len(images), counts, images.pixels.shape[-1], images.pixels.shape[1], files)
+    return Contents(len(images), counts, images.pixels.shape[-1], images.pixels.shape[1], files, too_young(images))
 
 
 def _report(
-    name: str, held: Contents, questions: Sequence[Question], promise: Sequence[Line], missing: Sequence[str]
+    name: str,
+    held: Contents,
+    questions: Sequence[Question],
+    promise: Sequence[Line],
+    missing: Sequence[str],
+    grid: Path | None,
 ) -> str:
     """The release report as a page."""
     head = ("what", "value", "how")
 
     def rows(lines: Sequence[Line]) -> str:
-        return table([[line.what, line.value, line.how] for line in lines], head)
+        return f'<div class="lines">{table([[line.what, line.value, line.how] for line in lines], head)}</div>'
 
-    verdict = f"{held.images:,} images and a model. Of what is asked below, {len(missing)} points were not measured."
+    drawn = "" if grid is None else f'<div class="pictures">{picture(grid.read_bytes(), "released images")}</div>'
+    private = next(line.value for q in questions for line in q.lines if line.what == "differential privacy")
+    classes = f" of {plural(len(held.by_class), 'class', 'classes')}" if held.by_class else ""
+    verdict = f"{plural(held.images, 'image')}{classes}, and a model. Differential privacy: {private}. "
+    verdict += f"Of what is asked below, {plural(len(missing), 'point')} were not measured."
+    verdict += f" Look closely: {held.note}." if held.note else ""
     parts = [
         f"<h1>Release report: {as_text(name)}</h1>",
         paragraph(verdict, "verdict"),
         paragraph(
             "Every image was drawn by a network. Nothing is claimed here that the run or the release did not measure."
         ),
+        section("Samples", drawn),
         *(section(q.name, paragraph(q.asked), rows(q.lines)) for q in questions),
         section("Privacy", rows(promise)),
         section("Not measured", table([[words] for words in missing])),

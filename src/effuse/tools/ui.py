@@ -179,6 +179,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(
                 HTTPStatus.OK, page(self.server.root).encode("utf-8", "backslashreplace"), "text/html; charset=utf-8", PAGE
             )
+        if path == "/favicon.ico":  # browsers ask for one, and count its absence as an error
+            return self._answer(HTTPStatus.NO_CONTENT, b"")
         match = re.fullmatch(r"/run/([^/]+)/(report\.html|samples\.png)", path)
         run = find_runs(self.server.root).get(os.fsdecode(unquote_to_bytes(match[1]))) if match else None
         if match is None or run is None:

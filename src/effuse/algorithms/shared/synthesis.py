@@ -179,17 +179,22 @@ class Synthesising(Draws, Prepares):
         before = [] if server.auxiliary is None else [server.auxiliary]
 
         added: list[AuxiliarySet] = []
+        histograms: dict[str, list[int]] = {}  # as the clients told them
         for client, upload in fed.ask(self.upload, server.warmed):
             with fed.using(client):
+                histogram = None if upload.histogram is None else upload.histogram.tolist()
                 if upload.size:  # a noisy histogram may be all zero
                     n = max(1, round(self.share * upload.size))
-                    histogram = None if upload.histogram is None else upload.histogram.tolist()
                     drawn = synthesised(fed.workbench, client, upload.model, n, self.sampler, histogram, self.objective())
                     added.append(drawn)
                 server = self.noting(server, client, upload)
+            if histogram is not None:
+                histograms[str(client)] = histogram
             del upload  # one model in memory at a time
         kept = [len(a) for a in added]
         fed.note(synthesis={"kept": sum(kept), "drawn": sum(whole(n, self.sampler) for n in kept)})
+        if histograms:
+            fed.note(histograms=histograms)
         phase = WARM_UP if server.pending else self.then
         auxiliary = together([*before, *added]) if before or added else None  # no client of a group may have answered
         if phase == self.then and auxiliary is not None:
