@@ -54,6 +54,9 @@ class Watch(Observer):
         self.server.append(resident_mb(os.getpid()))
         self.superlink.append(sum(map(resident_mb, links)))
         self.sites.append(max(map(resident_mb, self.others), default=0.0))
+        if self.others and len(self.server) % 10 == 0:
+            found = f"server {self.server[-1]:.1f} MB, SuperLink {self.superlink[-1]:.1f}, largest site {self.sites[-1]:.1f}"
+            print(f"round {len(self.server)}: {record.seconds.total:.1f} s, {found}", file=sys.stderr, flush=True)
 
 
 def recipe_of(clients: int, parameters: int, rounds: int, algorithm: Algorithm) -> Recipe:

@@ -45,10 +45,10 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import FederationError, RunError
-from effuse.transport.flower import superlink_process, turned_away
+from effuse.transport.flower import superlink_process, turned_away, waiting
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ServerKeys
-from effuse.transport.flower.messages import Channel, Invitation, Lost, Packet, refusal
+from effuse.transport.flower.messages import HEAD_LIMIT, ORDER, Channel, Invitation, Lost, Packet, refusal
 from effuse.transport.flower.subprocesses import last_lines, port_in_use, start, stop
 
 START_UP = 60.0  # seconds that a SuperLink may take to start
@@ -78,6 +78,8 @@ class Operator:
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Any:
         context.request.headers[superlink_process.OPERATOR] = self.token
+        if isinstance(context.message, PushAppMessagesRequest):
+            context.request.headers[waiting.RECEIVER] = str(context.message.messages_list[0].metadata.dst_node_id)
         return call_next(context)
 
 
@@ -131,7 +133,8 @@ class SuperLink(Channel):
 
     def send(self, node: int, packet: Packet, life: float) -> str:
         kind = "query.effuse" if not packet.body else "train.effuse"
-        message = Message(records_of(packet), node, kind, ttl=life)
+        answer = self.limit if packet.kind == ORDER and self.limit is not None else 2 * HEAD_LIMIT
+        message = Message(records_of(packet), node, kind, ttl=life, group_id=str(answer))
 
         def request(proto: Any, tree: ObjectTree) -> Any:
             return PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
@@ -143,7 +146,7 @@ class SuperLink(Channel):
         for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             try:
                 packet = packet_of(
-                    self._call(functools.partial(pull, self._endpoint, self._run, tree, patience, self.limit))
+                    self._call(functools.partial(pull, self._endpoint, self._run, proto, tree, patience, self.limit))
                 )
             except FederationError as error:
                 packet = refusal(str(error))
@@ -186,7 +189,9 @@ class SuperLink(Channel):
             command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self.keys.ca)]
             command += ["--ssl-certfile", str(self.keys.certificate), "--ssl-keyfile", str(self.keys.key)]
         log = self.folder / "superlink.log"
-        self.process = start(command, log, flower_environment(self.folder) | {superlink_process.SECRET_FILE: str(secret)})
+        # its forty threads would each keep memory of their own for messages that are long gone
+        own = {superlink_process.SECRET_FILE: str(secret), "MALLOC_ARENA_MAX": "1"}
+        self.process = start(command, log, flower_environment(self.folder) | own)
         scheme, until = "http" if self.keys is None else "https", time.monotonic() + START_UP
         verify: Any = True if self.keys is None else ssl.create_default_context(cafile=str(self.keys.ca))
         while True:

@@ -15,6 +15,7 @@ OPERATOR = "x-effuse-operator"  # the header of the operator's calls
 SECRET_FILE = "EFFUSE_SUPERLINK_SECRET"  # the environment variable that names the file of the secret
 FOR_SITES = "/v1/fleet/"  # where nodes sign each call, if there are keys
 FOR_ALL = ("/health",)
+ACTS_BELOW = {"Control": "/v1/control/", "Runtime": "/v1/runtime/", "Fleet": FOR_SITES, "NodeAuth": FOR_SITES}  # layers
 LARGEST = 8 << 20  # bytes of a site's call; the largest that effuse makes has a part of 5 MiB
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -66,18 +67,38 @@ async def _refuse(send: Send, status: int, why: bytes) -> None:
     await send({"type": "http.response.body", "body": why})
 
 
+class Below:
+    """A layer of Flower that acts on the calls below one path; others go round it, since a layer costs more than a call."""
+
+    def __init__(self, app: Any, layer: Any, path: str) -> None:
+        self.app, self.layered, self.path = app, layer(app), path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        below = scope["type"] == "http" and scope["path"].startswith(self.path)
+        await (self.layered if below else self.app)(scope, receive, send)
+
+
+def _where_it_acts(layer: Any) -> Any:
+    path = next((path for name, path in ACTS_BELOW.items() if layer.cls.__name__.startswith(name)), None)
+    return layer if path is None else type(layer)(Below, layer=layer.cls, path=path)
+
+
 def main() -> None:
     """Start `flower-superlink` with the arguments of this process."""
+    from flwr.server.superlink.linkstate import linkstate_factory
     from flwr.superlink import extensions
+    from flwr.superlink import main as superlink
     from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware
 
-    from effuse.transport.flower import turned_away
+    from effuse.transport.flower import store, turned_away, waiting
 
     own = Middleware(OnlySites, token=token(Path(os.environ[SECRET_FILE]).read_bytes()))
-    others = extensions.get_middleware
+    others, plain = extensions.get_middleware, superlink._get_middleware
     noting = Middleware(turned_away.Noting, path=Path(os.environ[SECRET_FILE]).with_name(turned_away.FILE))
-    extensions.get_middleware = lambda: (own, noting, *others())
+    extensions.get_middleware = lambda: (own, noting, Middleware(waiting.Waiting), *others())
+    linkstate_factory.InMemoryLinkState = store.Store
+    superlink._get_middleware = lambda: [_where_it_acts(layer) for layer in plain()]
     flower_superlink()
 
 

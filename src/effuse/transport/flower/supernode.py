@@ -27,11 +27,13 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from effuse.core.errors import FederationError
 from effuse.core.wire import decode, encode
+from effuse.transport.flower import waiting
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ClientKeys
 from effuse.transport.flower.messages import (
@@ -50,7 +52,7 @@ from effuse.transport.flower.messages import (
 from effuse.transport.flower.site import Site, described
 from effuse.transport.flower.trouble import Disconnected, TurnedAway, clock_difference, code_of, speaks_tls, summary
 
-POLL, SLOWEST_POLL = 0.2, 3.0  # seconds between polls
+POLL, SLOWEST_POLL = 0.2, 3.0  # seconds between questions for packets while an order is carried out
 IDLE_SHARE = 0.05  # the pause between polls as a share of the time since the last packet; rounds become hardly longer
 HEARTBEAT = 4.0  # seconds between heartbeats; after two of Flower's shortest intervals without one a node counts as gone
 AGAIN = 1.0  # seconds before a lost connection is tried again
@@ -74,6 +76,8 @@ class SiteClient:
         self._accepted: set[int] = set()  # Flower runs whose terms the site accepted
         self._refused_since: dict[bool, float] = {}  # key unknown? -> when the server first refused this node for that
         self._reason = ""  # why there was no connection, as it was reported last
+        self._due = 0  # replies that are still to be sent
+        self._patient = False  # whether the next question may wait at the server
         self._dry_run = self._over = False
         self._invitation: Invitation | None = None
 
@@ -124,9 +128,13 @@ class SiteClient:
                     if lost.is_set():
                         raise Disconnected("the server no longer knows this node")
                     busy = self._reply(endpoint, pause)
+                    asked, self._patient = time.monotonic(), not self._due and not enough()
                     busy |= self._receive(endpoint)
-                    last = time.monotonic() if busy else last
-                    pause = 0.0 if busy else min(SLOWEST_POLL, max(POLL, IDLE_SHARE * (time.monotonic() - last)))
+                    now = time.monotonic()
+                    last = now if busy else last
+                    pause = POLL if self._due else 0.0
+                    if not busy and now - asked < POLL:  # no answer was waited for
+                        pause = min(SLOWEST_POLL, max(POLL, IDLE_SHARE * (now - last)))
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
                 raise Disconnected(summary(error)) from None
             finally:
@@ -138,7 +146,13 @@ class SiteClient:
         root = None if self.keys is None else self.keys.ca.read_bytes()
         signing = NodeAuthHttpInterceptor(self.private, self.private.public_key())
         component = RuntimeVersionHttpInterceptor(component_name="effuse")
-        return FleetHttpClient.from_server_address(self.address, self.keys is None, root, [component, signing])
+        return FleetHttpClient.from_server_address(self.address, self.keys is None, root, [component, signing, self])
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Any:
+        """Let a question wait at the server while there is nothing else to do."""
+        if self._patient and isinstance(context.message, PullMessagesRequest):
+            context.request.headers[waiting.SECONDS] = str(waiting.LONGEST)
+        return call_next(context)
 
     def _activated(self, client: Any) -> Node:
         try:
@@ -206,10 +220,10 @@ class SiteClient:
         if not pulled.messages_list:
             return False
         run = message_from_proto(pulled.messages_list[0]).metadata.run_id
-        message = pull(endpoint, run, pulled.message_object_trees[0], DOWNLOAD)
+        message = pull(endpoint, run, pulled.messages_list[0], pulled.message_object_trees[0], DOWNLOAD)
         packet = packet_of(message)
         if packet.kind == INVITATION:
-            self._replies.put((message, self._reply_or_refusal(lambda: self._terms(packet, run))))
+            self._answer(message, self._reply_or_refusal(lambda: self._terms(packet, run)))
         elif packet.kind == ORDER and run in self._accepted:
             self._queue_order(message, packet)
         elif packet.kind == ORDER and not self._accepted and not self._dry_run:
@@ -217,15 +231,20 @@ class SiteClient:
             self._early_orders.append((run, message, packet))
         elif packet.kind == FAREWELL and run in self._accepted:
             self._over = True
-            self._replies.put((message, Packet(ANSWER)))
+            self._answer(message, Packet(ANSWER))
         elif packet.kind == REFUSAL and run in self._accepted:
             raise FederationError(f"{self.address} refuses this site: {reason_of(packet)}")
         else:
-            self._replies.put((message, refusal(f"this site accepts no '{packet.kind[:40]}' message of this run")))
+            self._answer(message, refusal(f"this site accepts no '{packet.kind[:40]}' message of this run"))
         return True
+
+    def _answer(self, message: Message, packet: Packet) -> None:
+        self._due += 1
+        self._replies.put((message, packet))
 
     def _queue_order(self, message: Message, packet: Packet) -> None:
         self.site.report(f"{described(packet.head)}: received {packet.size:,} bytes")
+        self._due += 1
         self._orders.put((message, packet))
 
     def _terms(self, packet: Packet, run: int) -> Packet:
@@ -274,11 +293,13 @@ class SiteClient:
         try:
             push(endpoint, run, Message(records_of(packet), reply_to=message), request)
         except httpx.HTTPStatusError as error:
+            self._due -= 1
             self.site.report(f"a reply is discarded, because its run is over ({summary(error)})")
             return True
         except (httpx.HTTPError, ObjectPushError):
             self._replies.put((message, packet))  # sent again after the reconnection
             raise
+        self._due -= 1
         if packet.kind == ANSWER and packet.body:
             self.site.report(f"sent {packet.size:,} bytes")
         return True
