@@ -219,10 +219,10 @@ def endpoint():
 
 
 def send(endpoint, packet, node=5):
-    def request(proto, tree):
-        return runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
+    def request(protos, trees):
+        return runtime_pb2.PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
 
-    return push(endpoint, 2, Message(records_of(packet), node, "train.effuse"), request)
+    return push(endpoint, 2, [Message(records_of(packet), node, "train.effuse")], request)[0]
 
 
 def test_a_packet_arrives_as_it_was_sent(endpoint):

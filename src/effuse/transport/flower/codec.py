@@ -1,6 +1,6 @@
 """Packets as Flower's messages, and how these are pushed and pulled; the same on both sides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -64,23 +64,31 @@ def packet_of(message: Message) -> Packet:
     return Packet(kind, head, data if isinstance(data, bytes) else b"")
 
 
-def push(endpoint: Endpoint, run: int, message: Message, request: Callable[[Any, ObjectTree], Any]) -> str:
-    """Send a message with all its parts; `request` makes the request that this end's client takes."""
-    message.metadata.__dict__["_message_id"] = message.object_id
+def push(
+    endpoint: Endpoint, run: int, messages: Sequence[Message], request: Callable[[list[Any], list[Any]], Any]
+) -> list[str]:
+    """Send messages with all their parts; `request` makes the request that this end's client takes."""
+    protos: list[ProtoMessage] = []
+    trees: list[ObjectTree] = []
+    parts: dict[str, Any] = {}
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = message.object_id
+        with no_object_id_recompute():
+            if message.content.array_records:
+                protos.append(message_to_proto(remove_content_from_message(message)))
+                trees.append(get_object_tree(message))
+                parts |= get_all_nested_objects(message)
+            else:
+                protos.append(message_to_proto(message))
+                trees.append(ObjectTree(object_id=message.object_id))
+    pushed = endpoint.client.PushMessages(request(protos, trees))
     with no_object_id_recompute():
-        if message.content.array_records:
-            proto, tree = message_to_proto(remove_content_from_message(message)), get_object_tree(message)
-        else:
-            proto, tree = message_to_proto(message), ObjectTree(object_id=message.object_id)
-        pushed = endpoint.client.PushMessages(request(proto, tree))
-        if not pushed.objects_to_push:
-            return str(message.metadata.message_id)
         push_objects(
-            get_all_nested_objects(message),
+            parts,
             make_push_object_fn_protobuf(endpoint.client.PushObject, endpoint.node, run, pushed.session_id),
             object_ids_to_push=set(pushed.objects_to_push),
         )
-    return str(message.metadata.message_id)
+    return [str(message.metadata.message_id) for message in messages]
 
 
 def pull(

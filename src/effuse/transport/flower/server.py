@@ -319,16 +319,15 @@ class Flower(Federation):
 
     def _send(self, pending: OpenOrders, messages: dict[int, Any]) -> None:
         """Send orders to clients that do not have theirs, or have restarted since they got it."""
-        for client in pending.waiting:
-            connection = self.roster.connections.get(client)
-            if connection is None or pending.sent_to.get(client) == connection:
-                continue
-            packet = pending.packets[client]
-            # the transport keeps it a little longer than the deadline, so that a late answer can be reported
-            ticket = self.channel.send(connection.node, packet, max(0.0, pending.seconds_left) + KEEP)
+        connected = {k: found for k in pending.waiting if (found := self.roster.connections.get(k)) is not None}
+        due = {k: connection for k, connection in connected.items() if pending.sent_to.get(k) != connection}
+        packets = [(connection.node, pending.packets[k]) for k, connection in due.items()]
+        # the transport keeps it a little longer than the deadline, so that a late answer can be reported
+        tickets = self.channel.send_all(packets, max(0.0, pending.seconds_left) + KEEP) if packets else []
+        for (client, connection), ticket in zip(due.items(), tickets, strict=True):
             pending.tickets[ticket] = client
             pending.sent_to[client] = connection
-            self._charge("down", client, messages[client], packet.size)
+            self._charge("down", client, messages[client], pending.packets[client].size)
 
 
 def _in_words(error: Exception) -> str:

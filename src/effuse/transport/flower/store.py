@@ -27,6 +27,7 @@ class Upload:
     tree: bytes
     limit: int
     size: int = 0
+    complete: bool = False
 
 
 class Parts(InMemoryObjectStore):
@@ -72,6 +73,7 @@ class Store(InMemoryLinkState):
                     message = _refused(message, f"its upload has {len(ids):,} parts, more than {limit:,} bytes need")
                 else:
                     self.parts.uploads[name] = Upload(message, tree, limit)
+            self._replaced(order, name)
             known = name in self.message_res_store if order else name in self.message_ins_store
             stored = (self.store_message_res(message) if order else self.store_message_ins(message)) is not None
             missing: list[str] = []
@@ -80,6 +82,8 @@ class Store(InMemoryLinkState):
                     self.parts.whole.add(name)
             elif stored and (not order or self._is_the_first(name, tree)):
                 missing = self.preregister_object_tree(object_tree, session_id)
+                if order and not missing:
+                    self.parts.uploads[name].complete = True
             elif not stored and not known:
                 self.parts.uploads.pop(name, None)
             if not missing:
@@ -99,7 +103,24 @@ class Store(InMemoryLinkState):
                     self._drop(upload)
                     self._cleanup_push_session(session_id, cleanup_messages=False)
                     return False
-            return bool(super().store_object(run_id, session_id, object_id, object_content))
+            stored = bool(super().store_object(run_id, session_id, object_id, object_content))
+            if upload is not None:
+                upload.complete = not session.pending_object_ids
+            return stored
+
+    def get_object(self, run_id: int, object_id: str) -> bytes | None:
+        with self.lock:  # first, as everywhere else: Flower takes it second here, and could wait for itself
+            return super().get_object(run_id, object_id)
+
+    def get_message_res(self, message_ids: set[str], run_id: int) -> list[Message]:
+        """The replies that are complete: a node that dies while it uploads has not replied, and holds nobody up."""
+        with self.lock:
+            replies, unread = self.message_ins_id_to_message_res_id, self._incomplete(message_ids)
+            for order in unread:
+                del replies[order]
+            found = super().get_message_res(message_ids, run_id)
+            replies.update(unread)
+            return found
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
         """Delete orders that were answered or are too old, with their parts and with answers that nobody fetched."""
@@ -108,6 +129,19 @@ class Store(InMemoryLinkState):
             unread = [r for r in replies if r and not self.message_res_store[r].metadata.delivered_at]
             super().delete_messages(message_ins_ids)
             self._forget([*message_ins_ids, *unread])
+
+    def _incomplete(self, orders: Iterable[str]) -> dict[str, str]:
+        """The orders among these whose reply is being uploaded, with that reply."""
+        replies = {order: self.message_ins_id_to_message_res_id.get(order, "") for order in orders}
+        uploads = self.parts.uploads
+        return {order: reply for order, reply in replies.items() if reply in uploads and not uploads[reply].complete}
+
+    def _replaced(self, order: str, reply: str) -> None:
+        """Forget an incomplete reply to an order: its node was interrupted, and sends another one."""
+        for old in self._incomplete([order]).values():
+            if old != reply:
+                del self.message_ins_id_to_message_res_id[order], self.message_res_store[old]
+                self.parts.delete(old)
 
     def _forget(self, roots: Iterable[str]) -> None:
         for root in roots:

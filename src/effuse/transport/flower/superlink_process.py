@@ -91,12 +91,12 @@ def main() -> None:
     from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware
 
-    from effuse.transport.flower import store, turned_away, waiting
+    from effuse.transport.flower import direct, store, turned_away, waiting
 
     own = Middleware(OnlySites, token=token(Path(os.environ[SECRET_FILE]).read_bytes()))
     others, plain = extensions.get_middleware, superlink._get_middleware
     noting = Middleware(turned_away.Noting, path=Path(os.environ[SECRET_FILE]).with_name(turned_away.FILE))
-    extensions.get_middleware = lambda: (own, noting, Middleware(waiting.Waiting), *others())
+    extensions.get_middleware = lambda: (own, noting, Middleware(waiting.Waiting), Middleware(direct.Direct), *others())
     linkstate_factory.InMemoryLinkState = store.Store
     superlink._get_middleware = lambda: [_where_it_acts(layer) for layer in plain()]
     flower_superlink()

@@ -21,7 +21,6 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
@@ -285,13 +284,13 @@ class SiteClient:
             return False
         run = message.metadata.run_id
 
-        def request(proto: Any, tree: ObjectTree) -> Any:
+        def request(protos: list[Any], trees: list[Any]) -> Any:
             return PushMessagesRequest(
-                node=endpoint.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+                node=endpoint.node, messages_list=protos, message_object_trees=trees, clientapp_runtime_list=[0.0]
             )
 
         try:
-            push(endpoint, run, Message(records_of(packet), reply_to=message), request)
+            push(endpoint, run, [Message(records_of(packet), reply_to=message)], request)
         except httpx.HTTPStatusError as error:
             self._due -= 1
             self.site.report(f"a reply is discarded, because its run is over ({summary(error)})")

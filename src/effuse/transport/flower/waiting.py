@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 ASK = "/v1/fleet/pull-messages"  # a site's question for a message
 SEND = "/v1/runtime/push-messages"  # the operator's call that brings one
 END = "/v1/runtime/push-task-output"  # the operator's last call
-SECONDS, RECEIVER = "x-effuse-wait", "x-effuse-to"  # headers: how long a question may wait; a message's node
+SECONDS, RECEIVERS = "x-effuse-wait", "x-effuse-to"  # headers: how long a question may wait; the messages' nodes
 LONGEST = 10  # seconds that a question may wait
 SHORT = 1 << 10  # bytes of a question; a longer one does not wait
 Message = MutableMapping[str, Any]
@@ -38,9 +38,10 @@ class Waiting:
             await self._ask(scope, receive, send)
             return
         await self.app(scope, receive, send)
-        if path == SEND and (node := _number(scope, RECEIVER)) is not None:
-            self.unread[node] = self.unread.get(node, 0) + 1
-            self._wake(node)
+        if path == SEND:
+            for node in map(int, filter(bytes.isdigit, _header(scope, RECEIVERS).split(b","))):
+                self.unread[node] = self.unread.get(node, 0) + 1
+                self._wake(node)
         elif path == END:
             self.ended = True
             for node in list(self.news):
@@ -56,7 +57,7 @@ class Waiting:
             node = PullMessagesRequest.FromString(first.get("body", b"")).node.node_id
         except DecodeError:
             node = 0  # Flower refuses it
-        at_once = not seconds or self.ended or node in self.unread or first.get("more_body")
+        at_once = not (seconds and node) or self.ended or node in self.unread or first.get("more_body")
         if not at_once and not await self._news(node, seconds, receive):
             return
 
@@ -92,7 +93,11 @@ class Waiting:
                 del self.news[node]
 
 
-def _number(scope: Message, name: str, most: int = 1 << 64) -> int | None:
+def _header(scope: Message, name: str) -> bytes:
+    return next((bytes(value) for key, value in scope["headers"] if key == name.encode()), b"")
+
+
+def _number(scope: Message, name: str, most: int) -> int | None:
     """The number in a header; None where it is none, or too large."""
-    words = next((value for key, value in scope["headers"] if key == name.encode()), b"")
+    words = _header(scope, name)
     return int(words) if words.isdigit() and len(words) < 21 and int(words) <= most else None
