@@ -114,9 +114,9 @@ class Channel(ABC):
     def send(self, node: int, packet: Packet, life: float) -> str:
         """Send a packet that may be discarded after `life` seconds; the ticket fetches its reply."""
 
-    def send_all(self, packets: Sequence[tuple[int, Packet]], life: float) -> list[str]:
-        """Send packets to their nodes."""
-        return [self.send(node, packet, life) for node, packet in packets]
+    def send_all(self, packets: Sequence[tuple[int, Packet]], life: float) -> Iterator[str]:
+        """Send packets to their nodes; their tickets, each when its packet was sent."""
+        return (self.send(node, packet, life) for node, packet in packets)
 
     @abstractmethod
     def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:

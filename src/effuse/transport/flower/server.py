@@ -323,7 +323,7 @@ class Flower(Federation):
         due = {k: connection for k, connection in connected.items() if pending.sent_to.get(k) != connection}
         packets = [(connection.node, pending.packets[k]) for k, connection in due.items()]
         # the transport keeps it a little longer than the deadline, so that a late answer can be reported
-        tickets = self.channel.send_all(packets, max(0.0, pending.seconds_left) + KEEP) if packets else []
+        tickets = self.channel.send_all(packets, max(0.0, pending.seconds_left) + KEEP)
         for (client, connection), ticket in zip(due.items(), tickets, strict=True):
             pending.tickets[ticket] = client
             pending.sent_to[client] = connection

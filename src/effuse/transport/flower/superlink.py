@@ -134,14 +134,12 @@ class SuperLink(Channel):
         return invitation if self.keys is None else self.keys.sign(invitation, self._run)
 
     def send(self, node: int, packet: Packet, life: float) -> str:
-        return self.send_all([(node, packet)], life)[0]
+        return next(self.send_all([(node, packet)], life))
 
-    def send_all(self, packets: Sequence[tuple[int, Packet]], life: float) -> list[str]:
-        tickets: list[str] = []
+    def send_all(self, packets: Sequence[tuple[int, Packet]], life: float) -> Iterator[str]:
         for many in batches(packets):
             messages = [self._message(node, packet, life) for node, packet in many]
-            tickets += self._call(functools.partial(push, self._endpoint, self._run, messages, _request))
-        return tickets
+            yield from self._call(functools.partial(push, self._endpoint, self._run, messages, _request))
 
     def _message(self, node: int, packet: Packet, life: float) -> Message:
         kind = "query.effuse" if not packet.body else "train.effuse"
