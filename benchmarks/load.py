@@ -36,7 +36,7 @@ from effuse.runs.observer import Observer
 from effuse.runs.records import RoundRecord
 from effuse.tasks.denoise import Denoise
 from effuse.transport.flower.commands import Served, join, served
-from effuse.transport.flower.site import Consent
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.subprocesses import free_port
 
 FULL = [(1000, None, 1_000_000, 3), (10_000, 10, 1_000_000, 30), (10_000, None, 10_000, 2)]

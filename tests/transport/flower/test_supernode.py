@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from effuse.core.errors import FederationError
 from effuse.core.wire import decode
 from effuse.transport.flower import log, supernode, turned_away
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.keys import init
 from effuse.transport.flower.messages import ANSWER, Invitation, Packet, Refusal
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.site import Site
 from effuse.transport.flower.subprocesses import free_port
 from effuse.transport.flower.supernode import SiteClient
 
