@@ -54,9 +54,11 @@ def records_of(packet: Packet) -> RecordDict:
 def packet_of(message: Message) -> Packet:
     """The packet in a message; any other content becomes a packet of an unknown kind."""
     if message.has_error():
-        return refusal(message.error.reason) if message.error.code == DROPPED else Packet(UNDELIVERED)
+        return refusal(message.error.reason or "") if message.error.code == DROPPED else Packet(UNDELIVERED)
     record = message.content.get("head")
-    kind, head = (record.get("kind"), record.get("head")) if isinstance(record, ConfigRecord) else (None, None)
+    if not isinstance(record, ConfigRecord):
+        return Packet("not a packet")
+    kind, head = record.get("kind"), record.get("head")
     if not isinstance(kind, str) or not isinstance(head, bytes):
         return Packet("not a packet")
     within, body = record.get("body", b""), message.content.get("body")

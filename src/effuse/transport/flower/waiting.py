@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from flwr.proto.fleet_pb2 import PullMessagesRequest
-from google.protobuf.message import DecodeError
 
 ASK = "/v1/fleet/pull-messages"  # a site's question for a message
 SEND = "/v1/runtime/push-messages"  # the operator's call that brings one
@@ -55,8 +54,8 @@ class Waiting:
         seconds, first = _number(scope, SECONDS, LONGEST), await receive()
         try:
             node = PullMessagesRequest.FromString(first.get("body", b"")).node.node_id
-        except DecodeError:
-            node = 0  # Flower refuses it
+        except Exception:  # protobuf's own: Flower refuses it
+            node = 0
         at_once = not (seconds and node) or self.ended or node in self.unread or first.get("more_body")
         if not at_once and not await self._news(node, seconds, receive):
             return
