@@ -17,7 +17,8 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-SHORT = 512 << 10  # bytes of a call that the event loop may carry out itself
+from effuse.transport.flower.parts import CALL
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -46,7 +47,7 @@ class Direct:
             parts.append(await receive())
         body = b"".join(part.get("body", b"") for part in parts)
         try:
-            answer = await run_in_threadpool(_carried_out, scope, body) if len(body) > SHORT else _carried_out(scope, body)
+            answer = await run_in_threadpool(_carried_out, scope, body) if len(body) > CALL else _carried_out(scope, body)
         except Exception:  # of any kind: Flower turns it into an answer below
             again = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from effuse.transport.flower.parts import CALL
+
 OPERATOR = "x-effuse-operator"  # the header of the operator's calls
 SECRET_FILE = "EFFUSE_SUPERLINK_SECRET"  # the environment variable that names the file of the secret
 FOR_SITES = "/v1/fleet/"  # where nodes sign each call, if there are keys
 FOR_ALL = ("/health",)
 ACTS_BELOW = {"Control": "/v1/control/", "Runtime": "/v1/runtime/", "Fleet": FOR_SITES, "NodeAuth": FOR_SITES}  # layers
-LARGEST = 8 << 20  # bytes of a site's call; the largest that effuse makes has a part of 5 MiB
+PART = "/v1/fleet/push-object"  # the call that brings a part
+LARGEST = 8 << 20  # bytes of that call; the largest that effuse makes has a part of 5 MiB
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -42,8 +45,8 @@ class OnlySites:
                 await self.app(scope, receive, send)
             elif path not in FOR_ALL and (not path.startswith(FOR_SITES) or ".." in path):
                 await _refuse(send, 403, b"only the operator of this federation may call this")
-            elif _declared(scope) is None:
-                await _refuse(send, 413, b"a call must declare its length, and have %d bytes at most" % LARGEST)
+            elif not _declares(scope, most := LARGEST if path == PART else CALL):
+                await _refuse(send, 413, b"a call must declare its length, and have %d bytes at most" % most)
             else:
                 await self.app(scope, receive, send)
 
@@ -52,14 +55,12 @@ class OnlySites:
         return len(given) == 1 and hmac.compare_digest(given[0], self.token)
 
 
-def _declared(scope: Scope) -> int | None:
-    """The length that a call declares, which HTTP servers hold it to; None where it is too large or there is none."""
+def _declares(scope: Scope, most: int) -> bool:
+    """Whether a call declares a length, which HTTP servers hold it to, and one that it may have."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    if chunked or len(lengths) > 1:
-        return None
     length = lengths[0] if lengths else b"0"
-    return int(length) if length.isdigit() and len(length) < 12 and int(length) <= LARGEST else None
+    return not chunked and len(lengths) < 2 and length.isdigit() and len(length) < 12 and int(length) <= most
 
 
 async def _refuse(send: Send, status: int, why: bytes) -> None:
