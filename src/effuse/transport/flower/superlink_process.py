@@ -98,7 +98,7 @@ def main() -> None:
     others, plain = extensions.get_middleware, superlink._get_middleware
     noting = Middleware(turned_away.Noting, path=Path(os.environ[SECRET_FILE]).with_name(turned_away.FILE))
     extensions.get_middleware = lambda: (own, noting, Middleware(waiting.Waiting), Middleware(direct.Direct), *others())
-    linkstate_factory.InMemoryLinkState = store.Store
+    linkstate_factory.InMemoryLinkState = store.Store  # type: ignore[misc]
     superlink._get_middleware = lambda: [_where_it_acts(layer) for layer in plain()]
     flower_superlink()
 
