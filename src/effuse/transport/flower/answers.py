@@ -18,13 +18,15 @@ class Answers:
     def __init__(self, expectation: Expectation, images: int) -> None:
         self.expected, self.images = expectation.of, images
 
-    def read(self, job: Job, order: Order, packet: Packet, message: Any) -> tuple[Any, Receipt]:
+    def read(self, job: Job, order: Order, packet: Packet, message: Any, evaluated: bool) -> tuple[Any, Receipt]:
         """The reply and its receipt."""
         receipt = decode(packet.head, Receipt, HEAD_LIMIT)
         if receipt.client != order.client:
             raise FederationError(f"its receipt names client {receipt.client}")
         if (receipt.t, receipt.call) != (order.t, order.call):
             raise FederationError(f"its receipt names call {receipt.call} of round {receipt.t + 1}, another order")
+        if evaluated and receipt.snapshot != order.base:
+            raise FederationError("the client changed its state while being evaluated")
         if receipt.snapshot not in (order.base, f"{order.t}_{order.call}"):
             raise FederationError("its receipt names a state that this order cannot lead to")
         expected = self.expected(job, message)

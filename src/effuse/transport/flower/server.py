@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from effuse.core.algorithm import Job
-from effuse.core.errors import FederationError, shown
+from effuse.core.errors import shown
 from effuse.core.federation import Federation, Order
 from effuse.core.files import writing
 from effuse.core.visit import placed
@@ -167,9 +167,7 @@ class Flower(Federation):
                 packet = pending.next_answer or self._inbox.take(file_name(order))
                 pending.next_answer = None
                 try:
-                    reply, receipt = self._reader.read(pending.job, order, packet, messages[client])
-                    if self.evaluated and receipt.snapshot != self.snapshots.get(client):
-                        raise FederationError("the client changed its state while being evaluated")
+                    reply, receipt = self._reader.read(pending.job, order, packet, messages[client], self.evaluated)
                 except Exception as error:  # whatever a client sends, it costs no more than its own answer
                     self._discard(client, packet.size)
                     self._reject(pending, client, in_words(error))
