@@ -47,9 +47,10 @@ from effuse.models.resnet import Cnn
 from effuse.runs.driver import run
 from effuse.tasks.classify import Classify
 from effuse.transport.context import EngineContext
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.messages import ANSWER, ENROLMENT, INVITATION, ORDER, Channel, Enrolment, Invitation, Packet
 from effuse.transport.flower.server import Flower
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.site import Site
 from effuse.transport.flower.terms import Terms
 
 CLIENTS, HOSTILE, ROUNDS = 10, (0, 1), 8

@@ -36,7 +36,7 @@ from effuse.runs.observer import Observer
 from effuse.runs.records import RoundRecord
 from effuse.tasks.denoise import Denoise
 from effuse.transport.flower.commands import Served, join, served
-from effuse.transport.flower.site import Consent
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.subprocesses import free_port
 
 FULL = [(1000, None, 1_000_000, 3), (10_000, 10, 1_000_000, 30), (10_000, None, 10_000, 2)]
@@ -54,6 +54,9 @@ class Watch(Observer):
         self.server.append(resident_mb(os.getpid()))
         self.superlink.append(sum(map(resident_mb, links)))
         self.sites.append(max(map(resident_mb, self.others), default=0.0))
+        if self.others and len(self.server) % 10 == 0:
+            found = f"server {self.server[-1]:.1f} MB, SuperLink {self.superlink[-1]:.1f}, largest site {self.sites[-1]:.1f}"
+            print(f"round {len(self.server)}: {record.seconds.total:.1f} s, {found}", file=sys.stderr, flush=True)
 
 
 def recipe_of(clients: int, parameters: int, rounds: int, algorithm: Algorithm) -> Recipe:

@@ -32,6 +32,7 @@ from effuse.runs.folder import RunFolder
 from effuse.tools.audit_beside import read_audit
 from effuse.tools.pack import pack, unpack
 from effuse.transport.flower import keys
+from effuse.transport.flower.consent import Consent, read_as_shown
 from effuse.transport.flower.messages import (
     ENROLMENT,
     HEAD_LIMIT,
@@ -45,7 +46,7 @@ from effuse.transport.flower.messages import (
     reason_of,
     refusal,
 )
-from effuse.transport.flower.site import Consent, Site, read_as_shown
+from effuse.transport.flower.site import Site
 from effuse.transport.state import Snapshots, bound_to, frame, sealed, unframe
 from effuse.transport.worker import Receipt
 

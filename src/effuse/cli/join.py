@@ -51,8 +51,8 @@ def join(
     flower.require()
     from effuse.tools.preview import what_leaves
     from effuse.transport.flower.commands import join as take_part
+    from effuse.transport.flower.consent import Consent
     from effuse.transport.flower.guarded import Limit
-    from effuse.transport.flower.site import Consent
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # service managers send SIGTERM: handle it as Ctrl-C
     consent = Consent.given(recipe, allow)

@@ -7,6 +7,7 @@ from effuse.core.recipe import Recipe
 from effuse.core.wire import decode, encode
 from effuse.runs import driver
 from effuse.transport.context import EngineContext
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.messages import (
     ANSWER,
     ENROLMENT,
@@ -22,7 +23,7 @@ from effuse.transport.flower.messages import (
     refusal,
 )
 from effuse.transport.flower.server import Flower
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.site import Site
 from effuse.transport.flower.terms import Terms
 
 # (client, number of its answer, the answer) -> the answer that is sent; None: it is lost

@@ -14,9 +14,10 @@ from effuse.core.rng import Stream
 from effuse.core.wire import encode
 from effuse.privacy.accountant import epsilon_of
 from effuse.privacy.ledger import Ledger
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.guarded import Guarded, Limit
 from effuse.transport.flower.messages import Invitation
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.site import Site
 
 BUDGET = Budget(epsilon=50.0, delta=1e-3, accountant="rdp")  # solved in milliseconds
 

@@ -5,6 +5,7 @@ import types
 
 import pytest
 from flwr.app import Message
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -43,7 +44,7 @@ def uploaded(packet):
 def test_a_packet_is_fetched_as_it_was_sent(limit):
     packet = Packet("answer", b"head", BODY)
     endpoint, tree, fetched, confirmed = uploaded(packet)
-    assert packet_of(pull(endpoint, 0, tree, 1.0, limit)) == packet
+    assert packet_of(pull(endpoint, 0, ProtoMessage(), tree, 1.0, limit)) == packet
     assert len(BODY) < sum(fetched) < len(BODY) + 10_000 and len(confirmed) == 1
 
 
@@ -51,7 +52,7 @@ def test_no_more_is_fetched_than_an_answer_may_have():
     """Of 10 MiB where 1 MiB is allowed; it is confirmed, so that the SuperLink deletes it."""
     endpoint, tree, fetched, confirmed = uploaded(Packet("answer", b"head", BODY))
     with pytest.raises(FederationError, match="its upload is over the limit of 1,048,576 bytes for an answer to this job"):
-        pull(endpoint, 0, tree, 1.0, 1 << 20)
+        pull(endpoint, 0, ProtoMessage(), tree, 1.0, 1 << 20)
     assert len(confirmed) == 1
 
 
@@ -64,6 +65,6 @@ def test_parts_are_counted_before_any_is_fetched(monkeypatch):
     monkeypatch.setattr(codec, "SMALL", 2)
     monkeypatch.setattr(codec, "PIECE", 1 << 40)
     with pytest.raises(FederationError, match=r"its upload has \d+ parts, and an answer of 10,485,760 bytes has fewer"):
-        pull(endpoint, 0, tree, 1.0, len(BODY))
+        pull(endpoint, 0, ProtoMessage(), tree, 1.0, len(BODY))
     assert fetched == [] and len(confirmed) == 1
     assert (PIECE, SMALL) == (5 << 20, 16)

@@ -174,10 +174,14 @@ class Store:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.trees: list = []
+        self.messages: list = []
         self.pushes = 0
 
     def PushMessages(self, request):
         self.trees += request.message_object_trees
+        self.messages += request.messages_list
+        if request.messages_list[0].content.items:
+            return runtime_pb2.PushAppMessagesResponse(session_id="s")
         ids = {t.object_id for tree in request.message_object_trees for t in every(tree)}
         return runtime_pb2.PushAppMessagesResponse(session_id="s", objects_to_push=sorted(ids - self.objects.keys()))
 
@@ -215,17 +219,17 @@ def endpoint():
 
 
 def send(endpoint, packet, node=5):
-    def request(proto, tree):
-        return runtime_pb2.PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
+    def request(protos, trees):
+        return runtime_pb2.PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
 
-    return push(endpoint, 2, Message(records_of(packet), node, "train.effuse"), request)
+    return push(endpoint, 2, [Message(records_of(packet), node, "train.effuse")], request)[0]
 
 
 def test_a_packet_arrives_as_it_was_sent(endpoint):
     """Any bytes, no bytes, and a body of several of Flower's pieces of 5 MiB."""
     for packet in (Packet("hello", b"\x00\xff"), Packet(ORDER, b"h", bytes(range(256)) * 50_000), Packet(ANSWER)):
         ticket = send(endpoint, packet)
-        message = pull(endpoint, 2, endpoint.client.trees[-1], 5.0)
+        message = pull(endpoint, 2, endpoint.client.messages[-1], endpoint.client.trees[-1], 5.0)
         assert packet_of(message) == packet and message.metadata.message_id == ticket
         reply = Message(records_of(Packet(ANSWER, b"r")), reply_to=message)
         assert reply.metadata.reply_to_message_id == ticket and reply.metadata.src_node_id == 5

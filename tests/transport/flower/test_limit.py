@@ -23,9 +23,10 @@ from effuse.core.errors import FederationError, RecipeError, RunError
 from effuse.core.privacy import Budget
 from effuse.privacy.accountant import epsilon_of
 from effuse.tools.preview import what_leaves
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.guarded import Limit
 from effuse.transport.flower.messages import Invitation
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.site import Site
 
 
 def test_a_second_run_on_the_same_data_is_refused_when_it_enrols(tmp_path):

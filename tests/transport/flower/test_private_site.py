@@ -36,7 +36,8 @@ from effuse.core.wire import decode, encode
 from effuse.data.sources import Elsewhere
 from effuse.privacy.noise import SecureNoise, SecureNumbers
 from effuse.runs import driver
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.consent import Consent
+from effuse.transport.flower.site import Site
 from effuse.transport.worker import Receipt, message_digest
 
 pytestmark = pytest.mark.usefixtures("slept", "impatient")

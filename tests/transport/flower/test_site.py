@@ -31,8 +31,9 @@ from effuse.runs.folder import RunFolder
 from effuse.tasks.classify import Classify
 from effuse.tools.preview import what_leaves
 from effuse.transport.flower.commands import Served, address, is_loopback, served, source
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.messages import Invitation
-from effuse.transport.flower.site import Consent, Site, relabelled
+from effuse.transport.flower.site import Site, relabelled
 
 
 def resolved(**changes):

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from effuse.transport.flower.superlink_process import LARGEST, OPERATOR, OnlySites, token
+from effuse.transport.flower.parts import CALL, INLINE, PIECE
+from effuse.transport.flower.superlink_process import LARGEST, OPERATOR, PART, OnlySites, token
 
 TOKEN = token(b"s" * 32)
 
@@ -63,21 +64,26 @@ def test_the_token_does_not_tell_the_secret():
     assert "s" not in TOKEN and len(TOKEN) == 128 and token(b"s" * 32) == TOKEN
 
 
-@pytest.mark.parametrize(
-    ("headers", "answer"),
-    [
-        ((), 200),
-        ((("content-length", "0"),), 200),
-        ((("content-length", str(LARGEST)),), 200),
-        ((("content-length", str(LARGEST + 1)),), 413),
-        ((("content-length", "1500000000"),), 413),
-        ((("content-length", "9" * 400),), 413),
-        ((("content-length", "-1"),), 413),
-        ((("content-length", "1"), ("content-length", "2")), 413),
-        ((("transfer-encoding", "chunked"),), 413),
-    ],
-)
+LENGTHS = [
+    ((), 200),
+    ((("content-length", "0"),), 200),
+    ((("content-length", "1500000000"),), 413),
+    ((("content-length", "9" * 400),), 413),
+    ((("content-length", "-1"),), 413),
+    ((("content-length", "1"), ("content-length", "2")), 413),
+    ((("transfer-encoding", "chunked"),), 413),
+]
+
+
+@pytest.mark.parametrize(("headers", "answer"), LENGTHS)
 def test_a_sites_call_has_a_limited_length_before_it_is_read(headers, answer):
-    """The limit is 8 MiB, and nothing is read where more is declared. The operator's own calls have no limit."""
+    """Nothing is read where more is declared. The operator's own calls have no limit."""
     assert status("/v1/fleet/push-object", *headers) == status("/health", *headers) == answer
     assert status("/v1/fleet/push-object", *headers, (OPERATOR, TOKEN)) == 200
+
+
+@pytest.mark.parametrize(("path", "most"), [(PART, 8 << 20), ("/v1/fleet/push-messages", 512 << 10), ("/health", 512 << 10)])
+def test_a_call_that_brings_a_part_may_be_longer(path, most):
+    """A part has 5 MiB; a packet within its message 256 KiB, and so has a list of the parts of 20 GB."""
+    assert (LARGEST, CALL) == (8 << 20, 512 << 10) and INLINE < CALL // 2 + 1 and PIECE < LARGEST
+    assert [status(path, ("content-length", str(most + k))) for k in (0, 1)] == [200, 413]

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from effuse.core.errors import FederationError
 from effuse.core.wire import decode
-from effuse.transport.flower import log, supernode, turned_away
+from effuse.transport.flower import activation, log, supernode, turned_away
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.keys import init
 from effuse.transport.flower.messages import ANSWER, Invitation, Packet, Refusal
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.site import Site
 from effuse.transport.flower.subprocesses import free_port
 from effuse.transport.flower.supernode import SiteClient
 
@@ -60,7 +61,7 @@ def http_error(status: int, code: int | None, detail: str, **headers: str) -> ht
 def joined(tmp_path, monkeypatch):
     """A function that joins with a site; the site's sentences are in its attribute `shown`, and waits are short."""
     monkeypatch.setattr(supernode, "AGAIN", 0.001)
-    monkeypatch.setattr(supernode, "STARTING", 0.05)
+    monkeypatch.setattr(activation, "STARTING", 0.05)
 
     keys = SimpleNamespace(private=ec.generate_private_key(ec.SECP384R1()))
 
@@ -93,8 +94,8 @@ def test_a_server_that_has_just_started_soon_knows_its_keys(joined):
 
 def test_a_network_that_fails_is_no_refusal(joined, monkeypatch):
     """An error of the network, also between activation and probe, says nothing about the key."""
-    monkeypatch.setattr(supernode, "STARTING", 0.0)
-    monkeypatch.setattr(supernode, "REFUSED", 0.0)
+    monkeypatch.setattr(activation, "STARTING", 0.0)
+    monkeypatch.setattr(activation, "REFUSED", 0.0)
     broken = [httpx.ConnectError("nobody there"), httpx.ConnectTimeout("too slow"), httpx.ReadTimeout("too slow"), CUT] * 20
     with pytest.raises(Stop):
         joined(Server(*broken))
@@ -103,7 +104,7 @@ def test_a_network_that_fails_is_no_refusal(joined, monkeypatch):
 
 def test_a_key_in_use_is_reported_as_such(joined, monkeypatch):
     """The node of a killed site counts as active for a while; the site waits for that. Flower answers the same 412."""
-    monkeypatch.setattr(supernode, "REFUSED", 0.05)
+    monkeypatch.setattr(activation, "REFUSED", 0.05)
     with pytest.raises(FederationError, match="refuses this node .*another process takes part with this key"):
         joined(Server(*[IN_USE] * 1000))
     assert len(joined.shown) == 1 and "2004" not in joined.shown[0] and "does not know" not in joined.shown[0]
@@ -119,8 +120,8 @@ def test_a_key_in_use_is_reported_as_such(joined, monkeypatch):
 )
 def test_a_wrong_clock_is_reported_as_such(joined, monkeypatch, seconds, words):
     """Flower answers `401 Invalid SuperNode authentication`; the difference is known if the answer has a date."""
-    monkeypatch.setattr(supernode, "REFUSED", 0.05)
-    monkeypatch.setattr(supernode.time, "time", lambda: 1_800_000_000.0)
+    monkeypatch.setattr(activation, "REFUSED", 0.05)
+    monkeypatch.setattr(activation.time, "time", lambda: 1_800_000_000.0)
     date = {} if seconds is None else {"date": email.utils.formatdate(1_800_000_000 - seconds, usegmt=True)}
     with pytest.raises(FederationError) as caught:
         joined(Server(*[http_error(401, None, "Invalid SuperNode authentication", **date)] * 1000))

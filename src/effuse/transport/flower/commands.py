@@ -10,11 +10,12 @@ from effuse.core.data import Source
 from effuse.core.errors import FederationError, RecipeError
 from effuse.core.federation import Federation
 from effuse.transport.context import Engine, EngineContext
+from effuse.transport.flower.consent import Consent
 from effuse.transport.flower.guarded import Limit
 from effuse.transport.flower.keys import ClientKeys, ServerKeys
 from effuse.transport.flower.messages import Invitation
 from effuse.transport.flower.server import Flower
-from effuse.transport.flower.site import Consent, Site
+from effuse.transport.flower.site import Site
 from effuse.transport.flower.superlink import SuperLink
 from effuse.transport.flower.supernode import SiteClient
 from effuse.transport.flower.terms import Terms

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from effuse.core.federation import Order
 from effuse.core.files import writing
 from effuse.transport.flower.messages import ANSWER, Packet
 
@@ -35,3 +36,8 @@ class Inbox:
             path.unlink(missing_ok=True)
         if self.folder.is_dir():
             self.folder.rmdir()
+
+
+def file_name(order: Order) -> str:
+    """The name under which the answer to an order waits."""
+    return f"{order.t}_{order.call}_{order.client}"

@@ -114,6 +114,10 @@ class Channel(ABC):
     def send(self, node: int, packet: Packet, life: float) -> str:
         """Send a packet that may be discarded after `life` seconds; the ticket fetches its reply."""
 
+    def send_all(self, packets: Sequence[tuple[int, Packet]], life: float) -> Iterator[str]:
+        """Send packets to their nodes; their tickets, each when its packet was sent."""
+        return (self.send(node, packet, life) for node, packet in packets)
+
     @abstractmethod
     def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
         """The replies that have come, one in memory at a time; one that is still uploading may take `patience` seconds."""

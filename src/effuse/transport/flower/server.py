@@ -9,25 +9,25 @@ from typing import Any, Self
 import torch
 
 from effuse.core.algorithm import Job
-from effuse.core.errors import EffuseError, FederationError, QuorumError, shown
+from effuse.core.errors import shown
 from effuse.core.federation import Federation, Order
 from effuse.core.files import writing
 from effuse.core.visit import placed
 from effuse.core.watch import Seen, conspicuous, described
-from effuse.core.wire import decode, encode
+from effuse.core.wire import encode
 from effuse.core.workbench import Workbench
 from effuse.transport.context import EngineContext
-from effuse.transport.flower.bounds import most_images, refuse_lies
+from effuse.transport.flower.answers import Answers, in_words
+from effuse.transport.flower.bounds import most_images
 from effuse.transport.flower.enrolment import Roster
 from effuse.transport.flower.expectation import Expectation
-from effuse.transport.flower.inbox import Inbox
+from effuse.transport.flower.inbox import Inbox, file_name
 from effuse.transport.flower.messages import (
     ANSWER,
     FAREWELL,
     HEAD_LIMIT,
     ORDER,
     REFUSAL,
-    SHOWN_LIMIT,
     UNDELIVERED,
     Channel,
     Invitation,
@@ -36,8 +36,7 @@ from effuse.transport.flower.messages import (
     reason_of,
     unknown_kind,
 )
-from effuse.transport.flower.terms import KEEP, OpenOrders, Terms
-from effuse.transport.worker import Receipt
+from effuse.transport.flower.terms import KEEP, OpenOrders, Terms, joined
 
 POLL = 0.2  # seconds between polls of the channel while nothing comes
 LIST_NODES = 1.0  # seconds between queries for the connected nodes
@@ -60,8 +59,8 @@ class Flower(Federation):
         self.roster = Roster(channel, self.invitation, recipe.clients, self.report)
         self._log = context.folder / "federation.log"
         self._inbox = Inbox(context.folder / "inbox")
-        self._expectation = Expectation(recipe, len(context.train.classes), self.report)
-        self._images = most_images(terms.images, len(context.train))
+        expectation = Expectation(recipe, len(context.train.classes), self.report)
+        self._reader = Answers(expectation, most_images(terms.images, len(context.train)))
         self._asking: OpenOrders | None = None  # the orders whose answer is being used
         self._late: dict[str, tuple[int, str]] = {}  # ticket -> its client, and what to report when it is answered
         self._listed = 0.0  # when the connected nodes were last queried
@@ -100,17 +99,17 @@ class Flower(Federation):
         began = reported = time.monotonic()
         self.report(f"manifest {self.invitation.name}@{self.invitation.digest}; waiting for {len(self.present)} clients")
         if self.terms.shut_out:
-            self.report(f"shut out, because they have no key: {_joined(sorted(self.terms.shut_out))}")
+            self.report(f"shut out, because they have no key: {joined(sorted(self.terms.shut_out))}")
         while missing := [k for k in self.present if k not in connected]:
             now = time.monotonic()
             self.on_wait(missing, math.inf if self.terms.quorum is None else began + self.terms.deadline)
             enough = self.terms.quorum is not None and len(connected) >= self.terms.quorum
             if enough and now - began > self.terms.deadline:
-                self.report(f"starting without clients {_joined(missing)}")
+                self.report(f"starting without clients {joined(missing)}")
                 return
             if now - reported > PROGRESS:
                 reported = now
-                self.report(f"connected: {_joined(sorted(connected)) or 'none'}; waiting for {_joined(missing)}")
+                self.report(f"connected: {joined(sorted(connected)) or 'none'}; waiting for {joined(missing)}")
             self._step(None)
         self.on_wait((), math.inf)
 
@@ -138,7 +137,7 @@ class Flower(Federation):
         resumed = any(o.base for o in orders.values())
         sent = {id(messages[k]): messages[k] for k in orders}
         # a job that is faulty in itself fails here, before an order goes out
-        limits = [self._expectation.of(job, message, resumed).limit for message in sent.values()]
+        limits = [self._reader.expected(job, message, resumed).limit for message in sent.values()]
         self.channel.limit = max(limits, default=0) + 2 * HEAD_LIMIT
         bodies: dict[int, bytes] = {}  # a broadcast is encoded once, and stored and sent once by the transport
         for message in (messages[k] for k in orders):
@@ -165,36 +164,37 @@ class Flower(Federation):
                         self._collect(pending)  # an answer that came while the server was busy is in time
                 if client not in pending.arrived:
                     continue
-                packet = pending.next_answer or self._inbox.take(_file_name(order))
+                packet = pending.next_answer or self._inbox.take(file_name(order))
                 pending.next_answer = None
                 try:
-                    reply, snapshot = self._read(pending, client, packet, messages[client])
+                    reply, receipt = self._reader.read(pending.job, order, packet, messages[client], self.evaluated)
                 except Exception as error:  # whatever a client sends, it costs no more than its own answer
                     self._discard(client, packet.size)
-                    self._reject(pending, client, _in_words(error))
+                    self._reject(pending, client, in_words(error))
                     continue
                 self._charge("up", client, reply, packet.size)
                 del packet
                 self._asking = pending
-                yield client, placed(reply, device), snapshot
+                yield client, placed(reply, device), receipt.snapshot
                 del reply
         finally:
             for ticket, client in pending.tickets.items():
                 late = client in pending.waiting
                 which, why = ("answer", "came after the deadline") if late else ("second answer", "is not needed")
                 self._late[ticket] = client, f"client {client}'s {which} to {pending} {why} and is discarded"
-        self._check_quorum(pending)
+        if words := pending.result(self._spared):
+            self.report(words)
 
     def reject(self, client: int, error: Exception) -> None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or self._asking is None:
             raise error  # the server's own trouble
-        self._reject(self._asking, client, _in_words(error))
+        self._reject(self._asking, client, in_words(error))
 
     def _waits(self, pending: OpenOrders) -> bool:
         """Whether to wait on: not past the deadline, nor only for clients that are gone and can be spared."""
         now, gone = time.monotonic(), self.roster.gone
         all_gone = all(k in gone and now - gone[k] >= self.terms.grace for k in pending.waiting)
-        spared = all_gone and len(pending.arrived) >= self._needed(pending)
+        spared = all_gone and len(pending.arrived) >= pending.needed(self._spared)
         return pending.seconds_left > 0 and not spared
 
     def _tell(self, pending: OpenOrders) -> None:
@@ -203,46 +203,12 @@ class Flower(Federation):
         if not pending.told and time.monotonic() - pending.began > PROGRESS:
             pending.told = True
             end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + pending.seconds_left))
-            self.report(f"{pending}: waiting for {_joined(pending.waiting)} until {end}")
+            self.report(f"{pending}: waiting for {joined(pending.waiting)} until {end}")
 
-    def _needed(self, pending: OpenOrders) -> int:
-        """How many of the clients that were asked must answer."""
-        # the quorum says how many of all clients may be silent; as many may be in a job for few clients
-        spared = 0 if self.terms.quorum is None else len(self.present) - self.terms.quorum
-        asked = len(pending.orders)
-        return min(asked, max(1, asked - spared))
-
-    def _check_quorum(self, pending: OpenOrders) -> None:
-        asked, silent, needed = len(pending.orders), pending.waiting, self._needed(pending)
-        answered = asked - len(silent) - len(pending.rejected)
-        missing = f"; silent: {_joined(silent)}" if silent else ""
-        if pending.rejected:
-            missing += "; rejected: " + ", ".join(f"{k} ({why})" for k, why in pending.rejected.items())
-        if answered < needed:
-            raise QuorumError(
-                f"{pending}: {answered} of {asked} answered, but {needed} must{missing}; "
-                "lower the quorum or raise the deadline"
-            )
-        if silent:
-            self.report(f"{pending}: continuing with {answered} of {asked}{missing}")
-
-    def _read(self, pending: OpenOrders, client: int, packet: Packet, message: Any) -> tuple[Any, str | None]:
-        """The reply in an answer; an error unless it is a possible answer of this client to this order."""
-        receipt = decode(packet.head, Receipt, HEAD_LIMIT)
-        if receipt.client != client:
-            raise FederationError(f"its receipt names client {receipt.client}")
-        order = pending.orders[client]
-        if (receipt.t, receipt.call) != (order.t, order.call):
-            raise FederationError(f"its receipt names call {receipt.call} of round {receipt.t + 1}, another order")
-        if self.evaluated and receipt.snapshot != self.snapshots.get(client):
-            raise FederationError("the client changed its state while being evaluated")
-        if receipt.snapshot not in (order.base, f"{order.t}_{order.call}"):
-            raise FederationError("its receipt names a state that this order cannot lead to")
-        expected = self._expectation.of(pending.job, message)
-        reply = decode(packet.body, pending.job.returns, expected.limit)
-        refuse_lies(reply, self._images)
-        expected.check(reply)
-        return reply, receipt.snapshot
+    @property
+    def _spared(self) -> int:
+        """How many clients may be silent."""
+        return 0 if self.terms.quorum is None else len(self.present) - self.terms.quorum
 
     def _step(self, pending: OpenOrders | None, messages: dict[int, Any] | None = None) -> None:
         """Collect replies, invite nodes and send orders; sleep if there was nothing to collect."""
@@ -305,7 +271,7 @@ class Flower(Federation):
             if client == pending.next:
                 pending.next_answer = packet
             else:
-                self._inbox.put(_file_name(pending.orders[client]), packet)
+                self._inbox.put(file_name(pending.orders[client]), packet)
             pending.arrived.add(client)
             self.spent(client, time.monotonic() - pending.began)
         else:
@@ -319,27 +285,12 @@ class Flower(Federation):
 
     def _send(self, pending: OpenOrders, messages: dict[int, Any]) -> None:
         """Send orders to clients that do not have theirs, or have restarted since they got it."""
-        for client in pending.waiting:
-            connection = self.roster.connections.get(client)
-            if connection is None or pending.sent_to.get(client) == connection:
-                continue
-            packet = pending.packets[client]
-            # the transport keeps it a little longer than the deadline, so that a late answer can be reported
-            ticket = self.channel.send(connection.node, packet, max(0.0, pending.seconds_left) + KEEP)
+        connected = {k: found for k in pending.waiting if (found := self.roster.connections.get(k)) is not None}
+        due = {k: connection for k, connection in connected.items() if pending.sent_to.get(k) != connection}
+        packets = [(connection.node, pending.packets[k]) for k, connection in due.items()]
+        # the transport keeps it a little longer than the deadline, so that a late answer can be reported
+        tickets = self.channel.send_all(packets, max(0.0, pending.seconds_left) + KEEP)
+        for (client, connection), ticket in zip(due.items(), tickets, strict=True):
             pending.tickets[ticket] = client
             pending.sent_to[client] = connection
-            self._charge("down", client, messages[client], packet.size)
-
-
-def _in_words(error: Exception) -> str:
-    """Why an answer is rejected: one line of limited length."""
-    words = " ".join(str(error).split())
-    return shown(words if isinstance(error, EffuseError) else f"{type(error).__name__}: {words}", SHOWN_LIMIT)
-
-
-def _file_name(order: Order) -> str:
-    return f"{order.t}_{order.call}_{order.client}"
-
-
-def _joined(clients: list[int]) -> str:
-    return ", ".join(map(str, clients))
+            self._charge("down", client, messages[client], pending.packets[client].size)

@@ -19,7 +19,6 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
 from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
-from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -45,15 +44,17 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 from effuse.core.errors import FederationError, RunError
-from effuse.transport.flower import superlink_process, turned_away
+from effuse.transport.flower import superlink_process, turned_away, waiting
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ServerKeys
-from effuse.transport.flower.messages import Channel, Invitation, Lost, Packet, refusal
+from effuse.transport.flower.messages import HEAD_LIMIT, ORDER, Channel, Invitation, Lost, Packet, refusal
+from effuse.transport.flower.parts import INLINE
 from effuse.transport.flower.subprocesses import last_lines, port_in_use, start, stop
 
 START_UP = 60.0  # seconds that a SuperLink may take to start
 HEARTBEAT = 10.0  # seconds between heartbeats; Flower gives up after about sixty
 TRIES = 4  # of a call, before the connection counts as lost
+TOGETHER = 64  # small packets that are sent or fetched by one call
 T = TypeVar("T")
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 APP = {  # a SuperLink starts no run without an app; the code of this one is never executed
@@ -78,6 +79,9 @@ class Operator:
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Any:
         context.request.headers[superlink_process.OPERATOR] = self.token
+        if isinstance(context.message, PushAppMessagesRequest):
+            nodes = [message.metadata.dst_node_id for message in context.message.messages_list]
+            context.request.headers[waiting.RECEIVERS] = ",".join(map(str, nodes))
         return call_next(context)
 
 
@@ -130,20 +134,28 @@ class SuperLink(Channel):
         return invitation if self.keys is None else self.keys.sign(invitation, self._run)
 
     def send(self, node: int, packet: Packet, life: float) -> str:
+        return next(self.send_all([(node, packet)], life))
+
+    def send_all(self, packets: Sequence[tuple[int, Packet]], life: float) -> Iterator[str]:
+        for many in batches(packets):
+            messages = [self._message(node, packet, life) for node, packet in many]
+            yield from self._call(functools.partial(push, self._endpoint, self._run, messages, _request))
+
+    def _message(self, node: int, packet: Packet, life: float) -> Message:
         kind = "query.effuse" if not packet.body else "train.effuse"
-        message = Message(records_of(packet), node, kind, ttl=life)
-
-        def request(proto: Any, tree: ObjectTree) -> Any:
-            return PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree])
-
-        return self._call(lambda: push(self._endpoint, self._run, message, request))
+        answer = self.limit if packet.kind == ORDER and self.limit is not None else 2 * HEAD_LIMIT
+        return Message(records_of(packet), node, kind, ttl=life, group_id=str(answer))
 
     def collect(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
+        for first in range(0, len(tickets), TOGETHER):
+            yield from self._collected(tickets[first : first + TOGETHER], patience)
+
+    def _collected(self, tickets: Sequence[str], patience: float) -> Iterator[tuple[str, Packet]]:
         pulled = self._call(lambda: self._endpoint.client.PullMessages(PullAppMessagesRequest(message_ids=tickets)))
         for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             try:
                 packet = packet_of(
-                    self._call(functools.partial(pull, self._endpoint, self._run, tree, patience, self.limit))
+                    self._call(functools.partial(pull, self._endpoint, self._run, proto, tree, patience, self.limit))
                 )
             except FederationError as error:
                 packet = refusal(str(error))
@@ -186,7 +198,9 @@ class SuperLink(Channel):
             command += ["--enable-supernode-auth", "--ssl-ca-certfile", str(self.keys.ca)]
             command += ["--ssl-certfile", str(self.keys.certificate), "--ssl-keyfile", str(self.keys.key)]
         log = self.folder / "superlink.log"
-        self.process = start(command, log, flower_environment(self.folder) | {superlink_process.SECRET_FILE: str(secret)})
+        # its forty threads would each keep memory of their own for messages that are long gone
+        own = {superlink_process.SECRET_FILE: str(secret), "MALLOC_ARENA_MAX": "1"}
+        self.process = start(command, log, flower_environment(self.folder) | own)
         scheme, until = "http" if self.keys is None else "https", time.monotonic() + START_UP
         verify: Any = True if self.keys is None else ssl.create_default_context(cafile=str(self.keys.ca))
         while True:
@@ -249,6 +263,22 @@ class SuperLink(Channel):
                     return str(offered.token)
                 time.sleep(0.05)
         raise RunError(f"the SuperLink at {self.address} does not start the run; see {self.folder / 'superlink.log'}")
+
+
+def _request(protos: list[Any], trees: list[Any]) -> PushAppMessagesRequest:
+    return PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
+
+
+def batches(packets: Sequence[tuple[int, Packet]]) -> Iterator[list[tuple[int, Packet]]]:
+    """Packets that go in one call: small ones together, and a large one alone."""
+    together: list[tuple[int, Packet]] = []
+    for node, packet in packets:
+        if together and (packet.size > INLINE or together[-1][1].size > INLINE or len(together) == TOGETHER):
+            yield together
+            together = []
+        together.append((node, packet))
+    if together:
+        yield together
 
 
 def _send_heartbeats(client: RuntimeHttpClient, stopped: threading.Event) -> None:

@@ -14,24 +14,23 @@ from flwr.app import Message
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
     DeactivateNodeRequest,
     PullMessagesRequest,
     PushMessagesRequest,
-    RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from effuse.core.errors import FederationError
 from effuse.core.wire import decode, encode
+from effuse.transport.flower import waiting
+from effuse.transport.flower.activation import Activation
 from effuse.transport.flower.codec import Endpoint, packet_of, pull, push, records_of
 from effuse.transport.flower.keys import ClientKeys
 from effuse.transport.flower.messages import (
@@ -48,15 +47,13 @@ from effuse.transport.flower.messages import (
     refusal,
 )
 from effuse.transport.flower.site import Site, described
-from effuse.transport.flower.trouble import Disconnected, TurnedAway, clock_difference, code_of, speaks_tls, summary
+from effuse.transport.flower.trouble import Disconnected, summary
 
-POLL, SLOWEST_POLL = 0.2, 3.0  # seconds between polls
+POLL, SLOWEST_POLL = 0.2, 3.0  # seconds between questions for packets while an order is carried out
 IDLE_SHARE = 0.05  # the pause between polls as a share of the time since the last packet; rounds become hardly longer
 HEARTBEAT = 4.0  # seconds between heartbeats; after two of Flower's shortest intervals without one a node counts as gone
 AGAIN = 1.0  # seconds before a lost connection is tried again
-REFUSED = 30.0  # seconds after which the site gives up if the server refuses it
 LOOK = 10.0  # seconds after which a dry run gives up without a connection
-STARTING = 5.0  # the same if the server does not know its key; a server that starts knows its keys in a tenth of a second
 DOWNLOAD = 3600.0  # seconds that a download may take
 
 
@@ -67,13 +64,14 @@ class SiteClient:
         self.site, self.address, self.keys = site, address, keys
         # without keys a node has any identity; one for the whole process, so that a reply can be sent after a reconnection
         self.private = keys.private if keys is not None else ec.generate_private_key(ec.SECP384R1())
-        self.public = public_key_to_bytes(self.private.public_key())
+        self._activation = Activation(site, address, keys, public_key_to_bytes(self.private.public_key()))
         self._orders: queue.Queue[tuple[Message, Packet]] = queue.Queue()
         self._replies: queue.Queue[tuple[Message, Packet]] = queue.Queue()
         self._early_orders: list[tuple[int, Message, Packet]] = []  # orders that came before the terms
         self._accepted: set[int] = set()  # Flower runs whose terms the site accepted
-        self._refused_since: dict[bool, float] = {}  # key unknown? -> when the server first refused this node for that
         self._reason = ""  # why there was no connection, as it was reported last
+        self._due = 0  # replies that are still to be sent
+        self._patient = False  # whether the next question may wait at the server
         self._dry_run = self._over = False
         self._invitation: Invitation | None = None
 
@@ -111,7 +109,7 @@ class SiteClient:
     def _exchange(self, enough: Callable[[], bool]) -> None:
         """Use one connection, from activation until it breaks or until it is enough."""
         with self._connected() as client:
-            node = self._activated(client)
+            node = self._activation.made(client)
             endpoint = Endpoint(client, node)
             self._reason = ""
             self.site.report(f"connected to {self.address} as client {self.site.client}")
@@ -124,9 +122,13 @@ class SiteClient:
                     if lost.is_set():
                         raise Disconnected("the server no longer knows this node")
                     busy = self._reply(endpoint, pause)
+                    asked, self._patient = time.monotonic(), not self._due and not enough()
                     busy |= self._receive(endpoint)
-                    last = time.monotonic() if busy else last
-                    pause = 0.0 if busy else min(SLOWEST_POLL, max(POLL, IDLE_SHARE * (time.monotonic() - last)))
+                    now = time.monotonic()
+                    last = now if busy else last
+                    pause = POLL if self._due else 0.0
+                    if not busy and now - asked < POLL:  # no answer was waited for
+                        pause = min(SLOWEST_POLL, max(POLL, IDLE_SHARE * (now - last)))
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
                 raise Disconnected(summary(error)) from None
             finally:
@@ -138,67 +140,13 @@ class SiteClient:
         root = None if self.keys is None else self.keys.ca.read_bytes()
         signing = NodeAuthHttpInterceptor(self.private, self.private.public_key())
         component = RuntimeVersionHttpInterceptor(component_name="effuse")
-        return FleetHttpClient.from_server_address(self.address, self.keys is None, root, [component, signing])
+        return FleetHttpClient.from_server_address(self.address, self.keys is None, root, [component, signing, self])
 
-    def _activated(self, client: Any) -> Node:
-        try:
-            if self.keys is None:
-                with contextlib.suppress(httpx.HTTPStatusError):  # after a reconnection it is registered already
-                    client.RegisterNode(RegisterNodeFleetRequest(public_key=self.public))
-            request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
-            node = Node(node_id=client.ActivateNode(request).node_id)
-        except httpx.HTTPError as error:
-            self._deactivate(client)
-            raise self._diagnosis(client, error) from None
-        self._refused_since.clear()
-        (self.site.folder / "node").write_text(str(node.node_id))
-        return node
-
-    def _deactivate(self, client: Any) -> None:
-        """Deactivate this site's node: after its process was killed it counts as active for a while."""
-        with contextlib.suppress(httpx.HTTPError, OSError, ValueError):
-            client.DeactivateNode(DeactivateNodeRequest(node_id=int((self.site.folder / "node").read_text())))
-
-    def _diagnosis(self, client: Any, error: httpx.HTTPError) -> Disconnected:
-        """Why there is no connection; an error where it is useless to try again: another server, or one that refuses."""
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise FederationError(
-                f"{self.address} does not show a certificate of this federation; check the address and the ca.crt in --keys"
-            ) from None
-        broken = isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
-        if self.keys is None and broken and speaks_tls(self.address):
-            raise FederationError(
-                f"{self.address} speaks TLS, and this site has no keys; join with the --keys that the operator sent"
-            ) from None
-        if code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:  # the key is unknown, or its node is active
-            error = self._probe_key(client)
-        if not isinstance(error, (httpx.HTTPStatusError, httpx.RemoteProtocolError, httpx.ReadError)):
-            self._refused_since.clear()  # no server yet: wait for it
-            return Disconnected(summary(error))
-        unknown, why = code_of(error) == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, summary(error)
-        remedy = "ask the operator for this client's keys, or end the other process that uses them"
-        if unknown:
-            why = "the server does not know this key"
-            remedy = f"ask its operator whether client {self.site.client} was shut out, or for the current keys"
-        elif code_of(error) == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
-            why = "another process takes part with this key, or did until a moment ago"
-        if self.keys is None:
-            remedy = "join with the --keys that the operator sent"
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
-            why = "the server does not accept this site's signature"
-            remedy = f"{clock_difference(error.response)}set the clocks right; a request is valid for five minutes"
-        since = self._refused_since.setdefault(unknown, time.monotonic())
-        if time.monotonic() - since > (STARTING if unknown else REFUSED):
-            raise FederationError(f"{why if unknown else f'{self.address} refuses this node ({why})'}; {remedy}") from None
-        return TurnedAway(why)
-
-    def _probe_key(self, client: Any) -> httpx.HTTPError:
-        """Ask for an invalid activation, without an interval: Flower complains of the interval only if it knows the key."""
-        try:
-            client.ActivateNode(ActivateNodeRequest(public_key=self.public))
-        except httpx.HTTPError as error:
-            return error
-        return httpx.ReadError("an activation without an interval was granted")  # no known version of Flower does that
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Any:
+        """Let a question wait at the server while there is nothing else to do."""
+        if self._patient and isinstance(context.message, PullMessagesRequest):
+            context.request.headers[waiting.SECONDS] = str(waiting.LONGEST)
+        return call_next(context)
 
     def _receive(self, endpoint: Endpoint) -> bool:
         """Fetch one packet, if there is one: terms are answered here, orders go to the worker."""
@@ -206,10 +154,10 @@ class SiteClient:
         if not pulled.messages_list:
             return False
         run = message_from_proto(pulled.messages_list[0]).metadata.run_id
-        message = pull(endpoint, run, pulled.message_object_trees[0], DOWNLOAD)
+        message = pull(endpoint, run, pulled.messages_list[0], pulled.message_object_trees[0], DOWNLOAD)
         packet = packet_of(message)
         if packet.kind == INVITATION:
-            self._replies.put((message, self._reply_or_refusal(lambda: self._terms(packet, run))))
+            self._answer(message, self._reply_or_refusal(lambda: self._terms(packet, run)))
         elif packet.kind == ORDER and run in self._accepted:
             self._queue_order(message, packet)
         elif packet.kind == ORDER and not self._accepted and not self._dry_run:
@@ -217,15 +165,20 @@ class SiteClient:
             self._early_orders.append((run, message, packet))
         elif packet.kind == FAREWELL and run in self._accepted:
             self._over = True
-            self._replies.put((message, Packet(ANSWER)))
+            self._answer(message, Packet(ANSWER))
         elif packet.kind == REFUSAL and run in self._accepted:
             raise FederationError(f"{self.address} refuses this site: {reason_of(packet)}")
         else:
-            self._replies.put((message, refusal(f"this site accepts no '{packet.kind[:40]}' message of this run")))
+            self._answer(message, refusal(f"this site accepts no '{packet.kind[:40]}' message of this run"))
         return True
+
+    def _answer(self, message: Message, packet: Packet) -> None:
+        self._due += 1
+        self._replies.put((message, packet))
 
     def _queue_order(self, message: Message, packet: Packet) -> None:
         self.site.report(f"{described(packet.head)}: received {packet.size:,} bytes")
+        self._due += 1
         self._orders.put((message, packet))
 
     def _terms(self, packet: Packet, run: int) -> Packet:
@@ -266,19 +219,21 @@ class SiteClient:
             return False
         run = message.metadata.run_id
 
-        def request(proto: Any, tree: ObjectTree) -> Any:
+        def request(protos: list[Any], trees: list[Any]) -> Any:
             return PushMessagesRequest(
-                node=endpoint.node, messages_list=[proto], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+                node=endpoint.node, messages_list=protos, message_object_trees=trees, clientapp_runtime_list=[0.0]
             )
 
         try:
-            push(endpoint, run, Message(records_of(packet), reply_to=message), request)
+            push(endpoint, run, [Message(records_of(packet), reply_to=message)], request)
         except httpx.HTTPStatusError as error:
+            self._due -= 1
             self.site.report(f"a reply is discarded, because its run is over ({summary(error)})")
             return True
         except (httpx.HTTPError, ObjectPushError):
             self._replies.put((message, packet))  # sent again after the reconnection
             raise
+        self._due -= 1
         if packet.kind == ANSWER and packet.body:
             self.site.report(f"sent {packet.size:,} bytes")
         return True

@@ -4,6 +4,7 @@ import time
 from typing import NamedTuple
 
 from effuse.core.algorithm import Job
+from effuse.core.errors import QuorumError
 from effuse.core.federation import Order
 from effuse.transport.flower.messages import Packet
 
@@ -50,5 +51,27 @@ class OpenOrders:
     def seconds_left(self) -> float:
         return self.until - time.monotonic()
 
+    def needed(self, spared: int) -> int:
+        """How many answers are enough, where so many clients may be silent in a job for all of them, or for few."""
+        return min(len(self.orders), max(1, len(self.orders) - spared))
+
+    def result(self, spared: int) -> str:
+        """Who did not answer, in words for the log; an error unless enough did."""
+        asked, silent, needed = len(self.orders), self.waiting, self.needed(spared)
+        answered = asked - len(silent) - len(self.rejected)
+        missing = f"; silent: {joined(silent)}" if silent else ""
+        if self.rejected:
+            missing += "; rejected: " + ", ".join(f"{k} ({why})" for k, why in self.rejected.items())
+        if answered < needed:
+            raise QuorumError(
+                f"{self}: {answered} of {asked} answered, but {needed} must{missing}; lower the quorum or raise the deadline"
+            )
+        return f"{self}: continuing with {answered} of {asked}{missing}" if silent else ""
+
     def __str__(self) -> str:
         return f"round {next(iter(self.orders.values())).t + 1}, job '{self.job.name}'"
+
+
+def joined(clients: list[int]) -> str:
+    """Clients as a list in words."""
+    return ", ".join(map(str, clients))
