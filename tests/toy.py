@@ -129,7 +129,7 @@ class ToyLabelledNetwork(ToyNetwork):
         super().__init__(channels, width, dropout)
         self.classes = nn.Embedding(classes + 1, 1)
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor, give: str = "output", condition: Tensor | None = None):
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor, condition: Tensor | None = None, give: str = "output"):
         rows = torch.where(labels < 0, self.classes.num_embeddings - 1, labels)
         embedding = self.classes(rows) if condition is None else self.classes(rows) + condition
         return super().forward(x + embedding[:, :, None, None], t, give=give)
