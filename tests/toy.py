@@ -23,6 +23,7 @@ from effuse.algorithms.feddisco import FedDisco
 from effuse.algorithms.fedema import FedEMA
 from effuse.algorithms.fedlid import FedLID
 from effuse.algorithms.fednh import FedNH
+from effuse.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedproto import FedProto, FedProtoOriginal
 from effuse.algorithms.fedprox import FedProx
@@ -445,6 +446,10 @@ ALGORITHMS = {
     "fedavg": FedAvg(local=ADAM),
     "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),
     "fedavg, kept optimiser": FedAvg(local=Adam(lr=1e-2, batch=8, steps=3, state="kept", clip=0.5, schedule=CosineDecay())),
+    "fedavgm": FedAvgM(local=ADAM, cohort=2),
+    "fedadam": FedAdam(local=ADAM),
+    "fedyogi, part of the clients": FedYogi(local=ADAM, cohort=2),
+    "fedadagrad": FedAdagrad(local=ADAM),
     "fedprox": FedProx(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9), mu=0.1),
     "moon": Moon(local=ADAM, cohort=2),
     "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),
