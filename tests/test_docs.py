@@ -134,7 +134,7 @@ def test_links_have_targets(document):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
 
 
-PAPERS = ("feddiffuse", "fedddpm", "fedphd", "feddiff", "feddifrc")
+PAPERS = ("feddiffuse", "fedddpm", "fedphd", "feddiff", "feddifrc", "cifar10")
 
 
 @pytest.mark.parametrize("document", [f"docs/{paper}.md" for paper in PAPERS])

@@ -65,9 +65,7 @@ def tuning(start: tuple[str, ...] = START, seed: int = FIRST_TUNING_SEED) -> Tab
     cells += [_tried(change, with_change(start, change), seed) for change in TRIED]
     five = with_change(start, "epochs-5")
     cells += [_tried(f"epochs-5-{rate}", with_change(five, rate), seed) for rate in FIVE_EPOCHS]
-    title = (
-        "CIFAR-10, two classes a client: changes of the start at a tenth of the images, FID against held-out ones"
-    )
+    title = "CIFAR-10, two classes a client: changes of the start at a tenth of the images, FID against held-out ones"
     scaled = dataclasses.replace(SCALED, settings=())  # the cells have their own judgement
     also = ("fid", "kid_ema")
     return Table(title=title, cells=tuple(cells), also=also, scales={"scaled": scaled, "smoke": SMOKE})
