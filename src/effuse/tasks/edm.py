@@ -9,10 +9,10 @@ from torch import Tensor
 
 from effuse.core.spec import spec
 from effuse.core.task import Batch, Prediction, in_fp32
-from effuse.tasks.denoise import NULL
+from effuse.tasks.denoise import NULL, Denoise
 from effuse.tasks.views import bilinear
 
-NUMBERS = 6  # random numbers of a transformation
+PARAMETERS = 6  # of an image's transformations
 
 
 class Coefficients(NamedTuple):
@@ -85,7 +85,7 @@ class Edm(Prediction):
 
         They are: mirrored, cosine - 1 and sine of quarter turns, log2 of the scale, and the move along both axes.
         """
-        u = torch.rand((n, NUMBERS), generator=generator, device=generator.device)
+        u = torch.rand((n, 6), generator=generator, device=generator.device)
         z = torch.randn((n, 3), generator=generator, device=generator.device)
         quarter = torch.floor(4.0 * u[:, 1]) * (torch.pi / 2)
         mirrored = (u[:, 0] < 0.5).float()
@@ -98,6 +98,9 @@ class Edm(Prediction):
     def clean(self, batch: Batch) -> Tensor:
         """y: the images, transformed where their parameters are not zero."""
         return transformed(batch.x, batch.drawn["augment"]) if self.augment else batch.x
+
+
+DENOISERS = (Denoise, Edm)  # tasks whose networks draw images
 
 
 def transformed(x: Tensor, parameters: Tensor) -> Tensor:
