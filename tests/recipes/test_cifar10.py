@@ -8,6 +8,7 @@ import torch
 from effuse.algorithms.centralised import Centralised
 from effuse.core.data import Shape
 from effuse.core.errors import RecipeError
+from effuse.data.sources import Digits
 from effuse.metrics.fidelity import FID, KID
 from effuse.models.unet import Unet
 from effuse.pruning.prune import group_weights
@@ -16,6 +17,7 @@ from effuse.recipes.cifar10.methods import AVERAGES, CHANGES, CHOSEN, PASSES, ST
 from effuse.recipes.cifar10.tables import OURS, TRIED
 from effuse.tools.check import check
 from effuse.tools.reproduce import Reproduction
+from effuse.transport.refusals import refuse
 
 # labels with CIFAR-10's sizes need no file
 LABELS = ["data=labels(sizes=[5000]*10, side=32, channels=3)", "evaluate.metrics=[]"]
@@ -165,6 +167,16 @@ def test_methods_train_our_recipe_once(tmp_path):
     cells = planned(f"cifar10.methods(chosen={chosen})", tmp_path)
     assert {"fedavg-e1-0", "fedavg-e5-0", "fedphd-0-0", "fedphd-44-1"} <= cells.keys()
     assert cells["fedavg-e5-0"].recipe.rounds == 200 and local_of(cells["fedavg-e5-0"].recipe).epochs == 5
+
+
+def test_no_cell_is_refused_at_its_beginning(tmp_path):
+    """What a run checks before it computes: samplers fit tasks at the paper's scale, and everything fits on digits."""
+    train, test = (Digits().load(split) for split in ("train", "test"))
+    for table in (*TABLES, "tuning"):
+        for plan in planned(f"cifar10.{table}", tmp_path).values():
+            plan.recipe.sampler.ready(plan.recipe.task, plan.recipe.model.conditional)
+        for plan in planned(f"cifar10.{table}", tmp_path, "smoke").values():
+            refuse(plan.recipe.resolved(train), train, test)
 
 
 SMOKE = {
