@@ -118,9 +118,9 @@ def noted_recordings(patch) -> list:
 
         return begin_step
 
-    def begin_evaluation(self, machine, arch, x, labels):
-        found.append((machine, arch, tuple(x.shape), labels))
-        evaluation(self, machine, arch, x, labels)
+    def begin_evaluation(self, machine, arch, x, t, labels):
+        found.append((machine, arch, tuple(x.shape), t.dtype, labels))
+        evaluation(self, machine, arch, x, t, labels)
 
     for kind in (TrainingStep, PrivateSteps):
         patch.setattr(kind, "__init__", noted(kind, kind.__init__))

@@ -145,7 +145,7 @@ def test_links_have_targets(document):
         assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
 
 
-PAPERS = ("feddiffuse", "fedddpm", "fedphd", "feddiff", "feddifrc")
+PAPERS = ("feddiffuse", "fedddpm", "fedphd", "feddiff", "feddifrc", "cifar10")
 
 
 @pytest.mark.parametrize("document", [*(f"docs/{paper}.md" for paper in PAPERS), "docs/notes/feddifrc.md"])
@@ -169,7 +169,7 @@ def test_contributings_algorithm_in_two_files_works(tmp_path):
     algorithm, recipe = blocks("CONTRIBUTING.md", "python")
     for package, source in (("algorithms", algorithm), ("recipes", recipe)):
         (tmp_path / package).mkdir()
-        (tmp_path / package / "fedavgm.py").write_text(source)
+        (tmp_path / package / "diloco.py").write_text(source)
     script = f"""
 import effuse.algorithms, effuse.recipes, sys
 effuse.algorithms.__path__.append({str(tmp_path / "algorithms")!r})
@@ -178,10 +178,10 @@ import effuse
 from effuse.tools.check import check
 from effuse.recipes import find_recipe
 quick = dict(rounds=1, sampler="None", evaluate="evaluate(grid=0)", threads=1)
-run = effuse.run("fedavgm", out={str(tmp_path / "run")!r}, **quick)
+run = effuse.run("diloco", out={str(tmp_path / "run")!r}, **quick)
 assert run.result.rounds == 1
 name, recipe = find_recipe("demo")
-changed = recipe.changed(["algorithm=fedavgm(local=adam(lr=0.1, steps=1), aggregate=median())", "rounds=1"])
+changed = recipe.changed(["algorithm=diloco(local=adam(lr=0.1, steps=1), aggregate=median())", "rounds=1"])
 assert check(changed)["traffic"]["exact"]
 """
     started([sys.executable, "-c", script], tmp_path)

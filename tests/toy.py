@@ -23,6 +23,7 @@ from effuse.algorithms.feddisco import FedDisco
 from effuse.algorithms.fedema import FedEMA
 from effuse.algorithms.fedlid import FedLID
 from effuse.algorithms.fednh import FedNH
+from effuse.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from effuse.algorithms.fedphd import FedPhD
 from effuse.algorithms.fedproto import FedProto, FedProtoOriginal
 from effuse.algorithms.fedprox import FedProx
@@ -129,7 +130,7 @@ class ToyLabelledNetwork(ToyNetwork):
         super().__init__(channels, width, dropout)
         self.classes = nn.Embedding(classes + 1, 1)
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor, give: str = "output", condition: Tensor | None = None):
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor, condition: Tensor | None = None, give: str = "output"):
         rows = torch.where(labels < 0, self.classes.num_embeddings - 1, labels)
         embedding = self.classes(rows) if condition is None else self.classes(rows) + condition
         return super().forward(x + embedding[:, :, None, None], t, give=give)
@@ -447,6 +448,10 @@ ALGORITHMS = {
     "fedavg": FedAvg(local=ADAM),
     "fedavg, uniform weights and part of the clients": FedAvg(local=ADAM, cohort=2, weights="uniform"),
     "fedavg, kept optimiser": FedAvg(local=Adam(lr=1e-2, batch=8, steps=3, state="kept", clip=0.5, schedule=CosineDecay())),
+    "fedavgm": FedAvgM(local=ADAM, cohort=2),
+    "fedadam": FedAdam(local=ADAM),
+    "fedyogi, part of the clients": FedYogi(local=ADAM, cohort=2),
+    "fedadagrad": FedAdagrad(local=ADAM),
     "fedprox": FedProx(local=SGD(lr=0.05, batch=8, epochs=1, momentum=0.9), mu=0.1),
     "moon": Moon(local=ADAM, cohort=2),
     "centralised": Centralised(local=Adam(lr=1e-2, batch=8, epochs=1, ema=0.9, state="kept")),

@@ -28,7 +28,8 @@ from effuse.core.rng import Stream
 from effuse.core.solvers import SGD, Adam
 from effuse.core.task import Batch
 from effuse.data.dirichlet import QuantitySkew
-from effuse.diffusion.samplers import Ancestral
+from effuse.diffusion.heun import Heun
+from effuse.diffusion.samplers import Ancestral, DpmSolver
 from effuse.fast import speed
 from effuse.fast.graph.captured import Captured
 from effuse.machines.eager import Eager
@@ -41,6 +42,7 @@ from effuse.recipes import find_table
 from effuse.runs.driver import run
 from effuse.runs.folder import RunFolder
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import Edm
 from effuse.tasks.views import Views
 from effuse.tools.reproduce import Reproduction
 from effuse.transport.slots import in_slots
@@ -70,14 +72,14 @@ def blobs(n: int = 600) -> Dataset:
     return Dataset(disc.to(torch.uint8), labels, tuple("0123456789")).to(CUDA)
 
 
-def fits(machine, arch, solver, count=1, seed=0, data=None):
+def fits(machine, arch, solver, count=1, seed=0, data=None, task=TASK):
     """Fit one network several times in a row; the losses and the final weights."""
     machine.release(None)
     net = machine.load(arch.initial(Stream((0,))).to(CUDA), None)
     shard = Shard.whole(data or blobs())
     losses = []
     for i in range(count):
-        work = Work(solver=solver, task=TASK, shard=shard, lr=solver.lr, stream=Stream((seed, i)), place=0, where="here")
+        work = Work(solver=solver, task=task, shard=shard, lr=solver.lr, stream=Stream((seed, i)), place=0, where="here")
         losses.append(machine.fit(net, work)[0].loss)
     return losses, torch.cat([p.detach().flatten().float() for p in net.params.values()])
 
@@ -100,6 +102,17 @@ def test_losses_agree_over_200_steps(name, compiled):
     else:
         assert fast == pytest.approx(eager, rel=0.1)
         assert sum(fast) == pytest.approx(sum(eager), rel=0.02)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("task", [Edm(), Edm(augment=0.5)], ids=str)
+def test_losses_of_edm_agree(task, compiled):
+    """The same for float time steps and told transformations, which bf16 must not touch."""
+    solver = Adam(lr=2e-4, batch=128, steps=20, clip=1.0)
+    eager, _ = fits(Eager(CUDA), NETS["unet"], solver, 10, task=task)
+    fast, _ = fits(Captured(CUDA, compiled=compiled), NETS["unet"], solver, 10, task=task)
+    assert eager[-1] < eager[0] and fast == pytest.approx(eager, rel=0.1)
+    assert sum(fast) == pytest.approx(sum(eager), rel=0.02)
 
 
 def test_the_same_key_repeats_the_same_noise():
@@ -511,15 +524,17 @@ def test_the_comparisons_network_fits_after_every_cut(ratio, tmp_path):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_fast_samples_are_the_eager_ones_but_for_rounding(compiled):
+@pytest.mark.parametrize(
+    ("task", "sampler"),
+    [(TASK, Ancestral(batch=4, steps=20)), (Edm(), Heun(batch=4, steps=10)), (Edm(), DpmSolver(batch=4))],
+)
+def test_fast_samples_are_the_eager_ones_but_for_rounding(task, sampler, compiled):
     """Ten images, four at a time: the last two are drawn on the recording of four."""
     arch = NETS["unet"]
     model = arch.initial(Stream((0,))).to(CUDA)
     drawn = []
     for machine in (Eager(CUDA), fast := Captured(CUDA, compiled=compiled)):
-        images = machine.generate(
-            machine.load(model, None), TASK, 10, Ancestral(batch=4, steps=20), torch.arange(10), Stream((5,))
-        )
+        images = machine.generate(machine.load(model, None), task, 10, sampler, torch.arange(10), Stream((5,)))
         drawn.append(images.pixels)
     assert (drawn[0] - drawn[1]).abs().mean() < 0.02 and fast.captures == 1
 
@@ -533,6 +548,7 @@ from effuse.core.fit import Work
 from effuse.core.rng import Stream
 from effuse.core.solvers import Adam
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import Edm
 from effuse.tasks.views import Views
 from effuse.fast.graph.compiled import keep_compiled
 from effuse.models.convnext_unet import ConvnextUnet

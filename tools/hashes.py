@@ -64,6 +64,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "algorithm.local.batch=32",
     ),
     "fedphd*": ("rounds=4", "sampler.steps=5"),
+    "cifar10*": ("rounds=4", "sampler.steps=5"),
     "fedphd": ("algorithm.r_g=2", "algorithm.R_s=2"),
     "fedphd.demo": ("algorithm.r_g=2", "algorithm.R_s=2", "algorithm.local.epochs=1"),
 }
@@ -99,7 +100,7 @@ class Run(NamedTuple):
         if self.kind == "extra":
             return list(EXTRA[self.name])
         found = [s for pattern, settings in SETTINGS.items() if fnmatch.fnmatchcase(self.name, pattern) for s in settings]
-        large = self.name.startswith("fedphd") and self.name != "fedphd.demo"
+        large = self.name.startswith(("fedphd", "cifar10")) and self.name != "fedphd.demo"
         return [*found, SMALL_UNET, SMALL_BATCH] if large else found
 
 

@@ -11,14 +11,18 @@ from effuse.algorithms.fedavg import FedAvg
 from effuse.core.errors import TrainingError
 from effuse.core.privacy import Budget
 from effuse.core.solvers import Adam
+from effuse.diffusion.heun import Heun
 from effuse.fast import speed
 from effuse.fast.graph.captured import Captured
 from effuse.fast.graph.private import PrivateSteps
+from effuse.fast.graph.step import TrainingStep
 from effuse.machines.eager import Eager
 from effuse.models.resnet import Cnn
+from effuse.models.unet import Unet
 from effuse.runs import rounds
 from effuse.runs.driver import run
 from effuse.tasks.classify import Classify
+from effuse.tasks.edm import Edm
 
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
 
@@ -119,6 +123,21 @@ def test_private_algorithms_recorded_and_eager(name, fast, made, tmp_path, monke
         result = outcome(recipe, tmp_path / "fast")
         assert len(recorded) == len({*recorded}), "nothing is recorded twice"
         assert any(entry[1] is PrivateSteps for entry in recorded)
+    fast(False)
+    assert_alike(result, outcome(recipe, tmp_path / "eager"))
+
+
+@pytest.mark.parametrize("budget", [None, Budget(epsilon=1000.0, delta=1e-3, accountant="rdp")], ids=["plain", "private"])
+def test_edm_recorded_and_eager(budget, fast, made, tmp_path):
+    """Float time steps, and a network that is told of augmentation; the FID is that of Heun's samples."""
+    algorithm = FedAvg(local=ADAM) if budget is None else private(FedAvg(local=ADAM), clip=0.5)
+    net = Unet(widths=(8,), layers=1, attention=(), middle_attention=False, groups=4)
+    recipe = ragged_recipe(
+        algorithm, model=net, task=Edm(augment=0.5), sampler=Heun(steps=3, batch=8), budget=budget, rounds=1
+    )
+    result = outcome(recipe, tmp_path / "fast")
+    kinds = {type(step) for machine in made for step in machine._steps.values()}
+    assert kinds == {PrivateSteps if budget else TrainingStep}
     fast(False)
     assert_alike(result, outcome(recipe, tmp_path / "eager"))
 

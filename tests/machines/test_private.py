@@ -25,6 +25,7 @@ from effuse.machines.eager import Step
 from effuse.machines.private import PrivateStep, by_unit, clipped_sum
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import Edm
 from effuse.tasks.reconstruct import Reconstruct
 
 FOUR = images(255, 255, 204, 0)  # x = 1, 1, 0.6 and -1
@@ -169,7 +170,7 @@ def test_unsettled_noise_is_refused():
 # every architecture of the project, small, and what it is trained for
 SMALL = {
     "unet": ("unet(widths=[8, 16], layers=1, attention=[4], groups=4, conditional=True)", Denoise()),
-    "digits_unet": ("digits_unet(widths=[8, 16], groups=4)", Denoise()),
+    "digits_unet": ("digits_unet(widths=[8, 16], groups=4)", Edm(augment=0.5)),
     "cifar_unet": ("cifar_unet(widths=[8, 16], layers=1, attention=[4], groups=4, dropout=0.0)", Denoise(target="v")),
     "mnist_unet": ("mnist_unet(widths=[8, 16], attention=[4], groups=4)", Denoise(target="x0", min_snr=5.0)),
     "convnext_unet": ("convnext_unet(dim=8)", Denoise(distance="huber")),

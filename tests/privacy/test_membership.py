@@ -18,8 +18,10 @@ from effuse.machines.eager import Eager
 from effuse.privacy.binomial import share
 from effuse.privacy.membership import (
     at_rate,
+    attacks_on,
     auc,
     dp_bound,
+    fixed_level,
     fixed_loss,
     judged,
     matched,
@@ -30,6 +32,7 @@ from effuse.privacy.membership import (
 )
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import Edm
 from effuse.tasks.schedules import Linear
 
 TASK = Denoise()  # 1,000 steps, linear
@@ -63,6 +66,26 @@ def test_the_loss_is_taken_at_one_step_and_one_noise():
     assert applied(fixed_loss, run, dropping) == pytest.approx(expected, rel=1e-4, abs=1e-9) and seen[1] == seen[0], (
         "labels are kept"
     )
+
+
+@pytest.mark.parametrize("task", [Edm(P_mean=math.log(0.5)), Edm(P_mean=math.log(0.5), augment=0.5, drop=0.9)], ids=str)
+def test_the_loss_of_edm_is_taken_at_one_level_and_one_noise(task):
+    """sigma = sigma_data = 1/2: c_skip = 1/2, c_out = sqrt(1/8), c_in = sqrt 2, c_noise = ln(1/2) / 4.
+
+    x + n is x + 0.35. The target is (x - (x + 0.35) / 2) sqrt 8; an output of 0 errs by it.
+    """
+    seen = []
+
+    def run(x, t, labels, *told):
+        seen.append((x[:, 0, 0, 0].tolist(), t.tolist(), labels.tolist(), [value.abs().max().item() for value in told]))
+        return torch.zeros_like(x)
+
+    expected = [8 * (x - (x + 0.35) / 2) ** 2 for x in (0.5, -1.0)]
+    assert applied(fixed_level, run, task) == pytest.approx(expected, rel=1e-4)
+    x, t, labels, told = seen[0]
+    assert x == pytest.approx([math.sqrt(2) * (x + 0.35) for x in (0.5, -1.0)]) and labels == [3, 4]
+    assert t == pytest.approx([math.log(0.5) / 4] * 2) and told == [0.0] * (task.augment > 0)
+    assert attacks_on(task) == {"loss": fixed_level}
 
 
 def test_pia_compares_two_noises_in_the_fourth_norm():

@@ -14,6 +14,7 @@ from effuse.diffusion.samplers import Ancestral, Ddim, DpmSolver
 from effuse.models.unet import Unet
 from effuse.runs.driver import run
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import Edm
 from effuse.tasks.schedules import Cosine, Linear
 
 HEAD = """
@@ -41,7 +42,7 @@ def {name}(folder, path, steps):
 """
 # as in docs/runs.md
 CLIPPED = UNCONDITIONAL.replace('output_type="np"', 'use_clipped_model_output=True, output_type="np"')
-# what a class-conditional model needs: its two parts and a plain loop
+# what a class-conditional model needs, and one of edm(): its two parts and a plain loop
 CONDITIONAL = """
 def {name}(folder, path, steps):
     export, note = read(path)
@@ -51,12 +52,13 @@ def {name}(folder, path, steps):
     drawn = []
     for batch in note["batches"]:
         generator = torch.Generator().manual_seed(batch["torch_seed"])
-        labels = torch.as_tensor(export["labels"][batch["first"] : batch["first"] + batch["size"]])
-        x = torch.randn((batch["size"], 1, 8, 8), generator=generator)
+        rows = slice(batch["first"], batch["first"] + batch["size"])
+        labels = torch.as_tensor(export["labels"][rows]) if "labels" in export else None
+        x = torch.randn((batch["size"], 1, 8, 8), generator=generator) * scheduler.init_noise_sigma
         scheduler.set_timesteps(steps)
         for t in scheduler.timesteps:
             with torch.no_grad():
-                output = unet(x, t, class_labels=labels).sample
+                output = unet(scheduler.scale_model_input(x, t), t, class_labels=labels).sample
             x = scheduler.step(output, t, x, generator=generator).prev_sample
         drawn.append(((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy())
     return drawn
@@ -86,6 +88,8 @@ CASES = {
     ),
     "class-conditional, ancestral": (True, PLAIN, Ancestral(batch=3), 50, "conditional"),
     "class-conditional, dpm-solver": (True, PLAIN, DpmSolver(steps=8, batch=3), 8, "conditional"),
+    "class-conditional, edm, dpm-solver": (True, Edm(), DpmSolver(steps=8, batch=3), 8, "conditional"),
+    "unconditional, edm, dpm-solver": (False, Edm(), DpmSolver(steps=8, batch=3), 8, "conditional"),
 }
 
 

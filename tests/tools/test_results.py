@@ -206,6 +206,18 @@ def test_drawn_images_must_be_good_and_near_real_ones():
     assert verdicts.close([98], [99, 99]) == verdicts.UNDECIDED
 
 
+def test_the_goals_of_our_recipe():
+    """Two seeds of 10 and 12 deviate by 1.41. Two of them from 11 are 13.83: 14 is beyond, 13.5 is not."""
+    assert verdicts.controlled([10, 12], [14, 14]) == "yes"
+    assert verdicts.controlled([10, 12], [13.5, 13.5]) == verdicts.controlled([14, 14], [10, 12]) == "no"
+    assert verdicts.controlled([14, 14.2], [10, 20]) == "no", "the larger deviation counts"
+    assert verdicts.controlled([10], [14, 14]) == verdicts.UNDECIDED
+    assert verdicts.within([12, 12], [10, 10], 1.2) == "yes" and verdicts.within([12, 12.2], [10, 10], 1.2) == "no"
+    assert verdicts.within([], [10, 10], 1.2) == verdicts.UNDECIDED
+    assert verdicts.below([16, 16.7, 15], 16.74) == "yes" and verdicts.below([17, 18, 16.75], 16.74) == "no"
+    assert verdicts.below([16, 17, 15], 16.74) == verdicts.below([16, 16], 16.74) == verdicts.UNDECIDED
+
+
 def test_images_that_a_recipe_trains_on_and_draws():
     """FedDDPM at the paper's scale on CIFAR-10, in millions.
 

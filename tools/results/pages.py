@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import cifar10
 import costs
 import fedddpm
 import feddiff
@@ -32,7 +33,7 @@ def reasons() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {"claims": claims, "reasons": reasons, "not run": costs.not_run}
-BLOCKS |= {name: made for paper in PAPERS for name, made in paper.BLOCKS.items()}
+BLOCKS |= {name: made for paper in (*PAPERS, cifar10) for name, made in paper.BLOCKS.items()}
 
 
 def pictures() -> list[Picture]:

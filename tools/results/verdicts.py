@@ -64,6 +64,29 @@ def close(drawn: Sequence[float], real: Sequence[float]) -> str:
     return REPRODUCED if mean >= SURE and bound - mean <= POINTS else CONTRADICTED
 
 
+def controlled(better: Sequence[float], worse: Sequence[float]) -> str:
+    """The answer of a positive control: is the better setting's mean FID lower by two of the larger deviation?"""
+    deviations = [deviation for deviation in (spread(better), spread(worse)) if deviation is not None]
+    if len(deviations) < 2:  # one seed tells nothing
+        return UNDECIDED
+    return "yes" if statistics.fmean(worse) - statistics.fmean(better) > 2 * max(deviations) else "no"
+
+
+def within(ours: Sequence[float], bound: Sequence[float], factor: float) -> str:
+    """Whether the mean is at most a multiple of another one."""
+    if min(len(ours), len(bound)) < 2:
+        return UNDECIDED
+    return "yes" if statistics.fmean(ours) <= factor * statistics.fmean(bound) else "no"
+
+
+def below(ours: Sequence[float], bound: float, seeds: int = 3) -> str:
+    """Whether every seed is below a printed number, or none is; fewer seeds tell nothing."""
+    passed = [value < bound for value in ours]
+    if len(ours) < seeds or len({*passed}) > 1:
+        return UNDECIDED
+    return "yes" if passed[0] else "no"
+
+
 def gains(ours: Sequence[float], other: Sequence[float], lower: bool = False) -> list[float]:
     """Differences seed by seed, positive where ours is better; `lower`: small numbers are good."""
     return [(b - a) if lower else (a - b) for a, b in zip(ours, other)]

@@ -51,6 +51,11 @@ class Batch:
 class Task(Spec, ABC):
     """A training objective."""
 
+    @property
+    def conditions(self) -> bool:
+        """Whether it gives its network a `condition`, which needs `Arch.staged`."""
+        return False
+
     @abstractmethod
     def draw(self, n: int, image: torch.Size, labels: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """The random numbers of a batch of `n` images, from one generator on the batch's device."""

@@ -14,6 +14,7 @@ from effuse.core.spec import spec
 from effuse.core.task import Task
 from effuse.diffusion.guidance import guided, refuse_guidance
 from effuse.tasks.denoise import PREDICTION_TYPES, Denoise
+from effuse.tasks.edm import Edm
 
 MOST_SIGNAL = 0.25  # amplitude of the image at the first step; ten uniform steps of a cosine schedule have 0.16 and work
 
@@ -39,11 +40,11 @@ class Scheduled(Sampler):
 
         scheduler, times = self.plan(task)
         predict = guided(net, labels, self.guidance)
-        x = randn_tensor(shape, generator=generator, device=generator.device)
+        x = randn_tensor(shape, generator=generator, device=generator.device) * scheduler.init_noise_sigma
         # the scheduler's coefficients are on the CPU; the network's time steps are copied to the device once
         inputs = times.to(x.device)[:, None].expand(-1, shape[0])
         for t, t_net in zip(scheduler.timesteps, inputs):
-            output = predict(x, t_net).to(x.dtype)
+            output = predict(scheduler.scale_model_input(x, t), t_net).to(x.dtype)
             x = scheduler.step(output, t, x, return_dict=False, **self.step_options(generator))[0]
             tick()
         return x.clamp(-1.0, 1.0)
@@ -144,9 +145,20 @@ class DpmSolver(Scheduled):
     steps: PositiveInt | None = 20
     order: Literal[1, 2, 3] = 2
 
-    def scheduler(self, task: Task) -> Any:
-        from diffusers import DPMSolverMultistepScheduler
+    def plan(self, task: Task) -> tuple[Any, Tensor]:
+        if not isinstance(task, Edm):
+            return super().plan(task)
+        if self.steps is None:
+            raise RecipeError("sampler.steps: edm() has no time steps of its own; give dpm_solver() a number of steps")
+        scheduler = self.scheduler(task)
+        scheduler.set_timesteps(self.steps)
+        return scheduler, scheduler.timesteps
 
+    def scheduler(self, task: Task) -> Any:
+        from diffusers import DPMSolverMultistepScheduler, EDMDPMSolverMultistepScheduler
+
+        if isinstance(task, Edm):  # along EDM's noise levels, Eq. 5
+            return EDMDPMSolverMultistepScheduler(sigma_data=task.sigma_data, solver_order=self.order)
         # steps uniform in log SNR, as in the paper for pixels; uniform in time, few steps would remain for fine detail
         return DPMSolverMultistepScheduler(
             **shared(task), solver_order=self.order, algorithm_type="dpmsolver++", use_lu_lambdas=True
@@ -166,6 +178,8 @@ def shared(task: Task) -> dict[str, Any]:
 
 
 def denoising(task: Task) -> Denoise:
+    if isinstance(task, Edm):
+        raise RecipeError("sampler: edm() has no time steps, which this sampler counts; use heun() or dpm_solver()")
     if not isinstance(task, Denoise):
         raise RecipeError(f"sampler: a model trained for {task} cannot draw images; set task=denoise(), or sampler=None")
     return task

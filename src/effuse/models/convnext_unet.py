@@ -83,7 +83,7 @@ class ConvNeXtUNet(nn.Module):
         embedding = self.time(t)
         if self.label is not None:
             null = self.label.num_embeddings - 1
-            labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
+            labels = torch.full_like(t, null, dtype=torch.int64) if labels is None else torch.where(labels < 0, null, labels)
             embedding = embedding + self.label(labels)
         embedding = self.times(embedding, give)
         x = self.stem(x)

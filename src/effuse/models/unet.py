@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -108,7 +109,10 @@ class Unet(Arch):
         }
 
     def save(self, net: nn.Module, folder: Path, scheduler: Any) -> None:
-        """Write a pipeline folder of diffusers; a conditional network, which has no pipeline, as its two subfolders."""
+        """Write a pipeline folder of diffusers, or its two subfolders where no pipeline draws right.
+
+        There is none for conditional networks. The pipelines do not scale the network's input, as EDM's schedulers ask for.
+        """
         if self.cut:
             return write_plain(self, net, folder, scheduler, note=CUT_NOTE)
         from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, UNet2DModel
@@ -116,7 +120,7 @@ class Unet(Arch):
         with torch.device("meta"):
             plain: Any = UNet2DModel(**self.diffusers_config())
         plain.load_state_dict({k: v.detach() for k, v in net.state_dict().items()}, assign=True)
-        if self.conditional:
+        if self.conditional or hasattr(scheduler, "precondition_inputs"):
             plain.save_pretrained(folder / "unet", safe_serialization=True)
             scheduler.save_pretrained(folder / "scheduler")
         else:
@@ -211,16 +215,17 @@ class DDPMUNet(nn.Module):
         x: Tensor,
         t: Tensor,
         labels: Tensor | None = None,
-        give: Give = "output",
         condition: Tensor | None = None,
+        give: Give = "output",
     ) -> Any:
         embedding = self.time_embedding(self.time_proj(t.expand(len(x))).to(self.dtype))
         if self.class_embedding is not None:
             null = self.class_embedding.num_embeddings - 1
-            labels = torch.full_like(t, null) if labels is None else torch.where(labels < 0, null, labels)
+            # a time step may be a float
+            labels = torch.full_like(t, null, dtype=torch.int64) if labels is None else torch.where(labels < 0, null, labels)
             embedding = embedding + self.class_embedding(labels)
-        if condition is not None:  # added as a class is, and of the same width
-            embedding = embedding + condition
+        if condition is not None:  # added as a class is; a narrower one to the first values
+            embedding = embedding + F.pad(condition, (0, embedding.shape[1] - condition.shape[1]))
         embedding = self.times(embedding, give)
         x = self.conv_in(x)
         skips: tuple[Tensor, ...] = (x,)

@@ -19,6 +19,7 @@ from effuse.core.task import Batch, Feature, Given, Prediction, Task
 from effuse.core.workbench import Workbench
 from effuse.privacy.binomial import Estimate, root, share
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import PARAMETERS, Edm
 from effuse.tasks.schedules import DESIGNED_FOR, signal_and_noise
 
 LOSS_STEP, PIA_STEP, NORM_STEP = 100, 200, 10
@@ -64,6 +65,16 @@ def noise_norm(net: Net, batch: Batch, given: Given) -> Tensor:
     return noise_in(net, batch, batch.x, step_at(batch, NORM_STEP)).flatten(1).norm(dim=1)
 
 
+def fixed_level(net: Net, batch: Batch, given: Given) -> Tensor:
+    """The same loss of EDM, at the median noise level and one noise, without transformations."""
+    task, x = batch.task, batch.x
+    assert isinstance(task, Edm)
+    drawn = {"sigma": torch.full_like(x[:, :1, :1, :1], math.exp(task.P_mean)), "noise": given["noise"].expand_as(x)}
+    drawn |= {"dropped": torch.zeros_like(batch.labels).bool(), "augment": torch.zeros(len(x), PARAMETERS, device=x.device)}
+    fixed = dataclasses.replace(batch, drawn=drawn)
+    return task.error(net(*task.inputs(fixed)), fixed)
+
+
 def own_loss(net: Net, batch: Batch, given: Given) -> Tensor:
     """The loss of each image, for tasks other than denoising (Yeom et al., 2018)."""
     assert isinstance(batch.task, Prediction)
@@ -71,6 +82,7 @@ def own_loss(net: Net, batch: Batch, given: Given) -> Tensor:
 
 
 DENOISERS: dict[str, Feature] = {"loss": fixed_loss, "pia": pia, "secmi": secmi, "norm": noise_norm}
+EDM: dict[str, Feature] = {"loss": fixed_level}
 OTHERS: dict[str, Feature] = {"loss": own_loss}
 
 
@@ -78,6 +90,8 @@ def attacks_on(task: Task) -> dict[str, Feature]:
     """The attacks on a network of this task, by name."""
     if isinstance(task, Denoise):
         return DENOISERS
+    if isinstance(task, Edm):
+        return EDM
     if isinstance(task, Prediction):
         return OTHERS
     raise RecipeError(f"task {task}: no membership attack is known; audit a denoiser or a classifier")

@@ -21,12 +21,14 @@ from effuse.core.recipe import Recipe, read_manifest
 from effuse.core.rng import Stream
 from effuse.core.sampler import Sampler
 from effuse.core.workbench import Workbench
+from effuse.diffusion.heun import Heun
 from effuse.diffusion.samplers import Ancestral
 from effuse.fast import machine_for
 from effuse.machines.eager import Eager, batch_seeds
 from effuse.models.saved import load_model
 from effuse.runs.folder import RunFolder
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import Edm
 from effuse.transport.state import Snapshots, bound_to
 
 
@@ -34,8 +36,9 @@ def save_model(model: Model, recipe: Recipe, folder: Path) -> None:
     """Write a model as diffusers can open it, replacing what an interrupted run left there."""
     net = model.arch.build()
     fill(Net(net, arch=model.arch), model.to("cpu"))
-    # a denoiser trained without a sampler is saved with the scheduler of the ancestral one
-    sampler = recipe.sampler or (Ancestral() if isinstance(recipe.task, Denoise) else None)
+    # a denoiser trained without a sampler is saved with the scheduler of the usual one
+    usual = {Denoise: Ancestral(), Edm: Heun()}
+    sampler = recipe.sampler or usual.get(type(recipe.task))
     scheduler = None if sampler is None else sampler.scheduler(recipe.task)
     with writing(folder):
         shutil.rmtree(folder, ignore_errors=True)

@@ -21,7 +21,7 @@ from effuse.core.spec import text
 from effuse.core.task import Task
 from effuse.runs.folder import RunFolder
 from effuse.runs.save import Loaded, load, require_finished
-from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import DENOISERS
 from effuse.tools.audit_model import MEMBERS, Canaries, Target, audit_models
 from effuse.tools.export import auxiliary_of
 from effuse.transport.device import pick_device
@@ -53,7 +53,7 @@ def audit_run(
         raise RunError(
             f"{run}: {recipe.algorithm.name} leaves each client its own model; audit_model() audits one at its site"
         )
-    apart = which == "generator" and not isinstance(recipe.task, Denoise)
+    apart = which == "generator" and not isinstance(recipe.task, DENOISERS)
     generators = generators_of(opened, ema) if apart else {}
     train, held_out = recipe.data.load("train"), recipe.data.load("test")
     if not len(train):
@@ -148,7 +148,7 @@ def audited_images(opened: Loaded, n: int | None) -> tuple[Images | None, str]:
     kept = kept_images(opened, n)
     if kept is not None:
         return kept.images(labelled=False), "kept by the server"
-    if opened.recipe.sampler is None or not isinstance(opened.recipe.task, Denoise):
+    if opened.recipe.sampler is None or not isinstance(opened.recipe.task, DENOISERS):
         return None, "none: the run keeps no images, and its recipe draws none"
     return opened.sample(n or DRAWN), f"drawn by {text(opened.recipe.sampler, full=False)}"
 

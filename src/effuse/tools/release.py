@@ -30,7 +30,7 @@ from effuse.runs.evaluation import Evaluator
 from effuse.runs.folder import RunFolder
 from effuse.runs.records import plain
 from effuse.runs.save import Loaded, load
-from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import DENOISERS
 from effuse.tools.export import auxiliary_of, require_empty, write
 from effuse.transport.device import pick_device
 
@@ -128,7 +128,7 @@ def _images(opened: Loaded, n: int, seed: int) -> tuple[Images | None, str]:
         assert isinstance(algorithm, Draws)
         labelled = all(arch.conditional for arch, _ in algorithm.drawn_from(opened.recipe))
         return kept.images(labelled), "kept by the server, drawn from the clients' generators"
-    if opened.recipe.sampler is None or not isinstance(opened.recipe.task, Denoise):
+    if opened.recipe.sampler is None or not isinstance(opened.recipe.task, DENOISERS):
         return None, ""
     return opened.sample(n, seed=seed), f"drawn by {text(opened.recipe.sampler)}"
 

@@ -159,6 +159,11 @@ def hollow_model(recipe: Recipe) -> Model:
 
 def try_step(arch: Arch, task: Task, where: str) -> None:
     """Do one forward pass on shapes, and refuse a task that does not fit its network."""
+    if task.conditions and not arch.staged:
+        raise RecipeError(
+            f"task.augment: {where} {arch.name} takes no condition, so transformed images would leak into samples; "
+            "set task.augment=0, or use a unet(...)"
+        )
     shape = arch.shape
     image = torch.Size((shape.channels, shape.side, shape.side))
     labels = torch.zeros(2, dtype=torch.int64)

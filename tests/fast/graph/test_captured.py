@@ -19,6 +19,7 @@ from effuse.core.rng import SETTINGS, Stream
 from effuse.core.solvers import SGD, Adam, AdamW, CosineDecay
 from effuse.core.spec import spec
 from effuse.diffusion.decode import Decode
+from effuse.diffusion.heun import Heun
 from effuse.diffusion.samplers import Ddim, DpmSolver
 from effuse.fast.graph import captured
 from effuse.fast.graph.captured import Captured
@@ -30,6 +31,7 @@ from effuse.models.resnet import Resnet
 from effuse.models.unet import Unet
 from effuse.tasks.classify import Classify
 from effuse.tasks.denoise import Denoise
+from effuse.tasks.edm import Edm
 from effuse.tasks.reconstruct import Reconstruct
 
 CPU, TASK = torch.device("cpu"), Denoise()
@@ -164,6 +166,17 @@ def test_draws_are_the_eager_ones_and_a_last_batch_needs_no_recording(sampler, t
         a, b = (m.generate(m.load(model), task, 10, sampler, None, Stream((seed, 5))).pixels for m in (eager, fast))
         assert torch.allclose(a, b, atol=1e-4)
     assert fast.captures == 1
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("sampler", [Heun(steps=3, batch=4), DpmSolver(steps=4, batch=4)], ids=str)
+def test_noise_levels_and_time_steps_have_recordings_of_their_own(sampler):
+    """EDM's ln(sigma) / 4 would be cut to 0 or -1 in a buffer of integers. Drawn before and after by time steps."""
+    fast, eager, model = Captured(CPU, compiled=False), Eager(CPU), ARCH.initial(Stream((0,)))
+    for task, chosen in ((TASK, Ddim(steps=4, batch=4)), (Edm(), sampler), (TASK, Ddim(steps=4, batch=4))):
+        a, b = (m.generate(m.load(model), task, 10, chosen, None, Stream((5,))).pixels for m in (eager, fast))
+        assert torch.allclose(a, b, atol=1e-4)
+    assert fast.captures == 2
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

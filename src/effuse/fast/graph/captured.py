@@ -113,11 +113,11 @@ class Captured(Eager):
     def generate(self, net: Net, task: Task, n: int, sampler: Sampler, labels: Tensor | None, stream: Stream) -> Images:
         return self._drawn(Recorded(self, net.eval()), net.arch, task, n, sampler, labels, stream)
 
-    def evaluation(self, arch: Arch, x: Tensor, labels: bool) -> Evaluation:
+    def evaluation(self, arch: Arch, x: Tensor, t: Tensor, labels: bool) -> Evaluation:
         """The recording for batches of that shape."""
-        key = (arch, tuple(x.shape), labels)
+        key = (arch, tuple(x.shape), t.dtype, labels)
         if key not in self._evaluations:
-            self._evaluations[key] = self._made(lambda: Evaluation(self, arch, x, labels))
+            self._evaluations[key] = self._made(lambda: Evaluation(self, arch, x, t, labels))
         return self._evaluations[key]
 
     def network(self, arch: Arch, plain: bool = False) -> nn.Module:

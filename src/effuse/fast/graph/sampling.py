@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 class Evaluation:
     """One recorded network evaluation, for sampling."""
 
-    def __init__(self, machine: "Captured", arch: Arch, x: Tensor, labels: bool) -> None:
+    def __init__(self, machine: "Captured", arch: Arch, x: Tensor, t: Tensor, labels: bool) -> None:
         device = machine.device
         self.net = machine.network(arch).eval()
         if "cast" in machine.kernels:
             to_bf16(self.net)
         self.x = torch.zeros_like(x)
-        self.t = torch.zeros(len(x), dtype=torch.int64, device=device)
+        self.t = torch.zeros(len(x), dtype=t.dtype, device=device)
         self.labels = torch.zeros(len(x), dtype=torch.int64, device=device) if labels else None
         self.out = torch.zeros_like(x)
         run = machine.faster(self.net)
@@ -60,6 +60,6 @@ class Recorded:
     @torch.no_grad()
     def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
         if self.filled is None or len(self.filled.x) < len(x):  # a smaller last batch uses the same recording
-            self.filled = self.machine.evaluation(self.net.arch, x, labels is not None)
+            self.filled = self.machine.evaluation(self.net.arch, x, t, labels is not None)
             self.filled.fill(self.net)
         return self.filled(x, t, labels)
