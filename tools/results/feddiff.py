@@ -119,7 +119,21 @@ def parts() -> str:
     for method, name in PARTS.items():
         found, ours = runs(f"{PRIVATE}/{method}", SEEDS), private(method)
         body.append([name, seeds(ours, len(SEEDS)), mean(ours), mean(less(ours, base)), *_spent(found), seconds(found)])
-    return rows(["FedDiff as printed, and", "seeds 0 to 4", "mean", "less `paper`, by seed", *LAST], body)
+    table = rows(["FedDiff as printed, and", "seeds 0 to 4", "mean", "less `paper`, by seed", *LAST], body)
+    return f"{table}\n\n{what_helps()}" if all(private(method) for method in PARTS) else table
+
+
+def what_helps() -> str:
+    """What the budget is best spent on, by the rule for two methods."""
+    base, all_of = private("paper"), private("additions")
+    gained = {method: gains(private(method), base) for method in PARTS}
+    most = max(gained, key=lambda method: statistics.fmean(gained[method]))
+    whole, best = statistics.fmean(less(all_of, base)), statistics.fmean(gained[most])
+    stands = [f"`{method}` {standing(gained[method])}" for method in PARTS]
+    return bullets(
+        f"Against `paper`: {', '.join(stands)}.",
+        f"`{most}` alone gains {best:.1f} of the {whole:.1f} points that all additions gain together.",
+    )
 
 
 def _spent(found: list[Result]) -> list[str]:
