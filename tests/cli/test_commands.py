@@ -628,9 +628,9 @@ def test_metrics_announce_the_names_of_their_numbers(name, effuse, finished):
     given = {"n": 40, "encoder": SMALL}
     metric = cls(**{key: value for key, value in given.items() if hasattr(cls(), key)})
     if metric.samples == 0:
-        with pytest.raises(Exception, match="does not classify|gives no features"):
+        with pytest.raises(Exception, match="does not classify|gives no features|the train split has 9 images"):
             metric.ready(Outlook(classifies=False, conditional=True, classes=10, real={"train": 9, "test": 9}))
-        assert metric.keys[0] == metric.name
+        assert metric.keys[0] in (metric.name, f"{metric.name}_classifier")
         return
     found = effuse(f"evaluate {finished[0]} --metrics '[{metric}]' --json").json["metrics"]
     assert tuple(found) == metric.keys

@@ -183,7 +183,7 @@ SMALL = {
 }
 # the first reads one of the above from a folder; the second draws images at the server and sees none; the third has batch
 # statistics, which are refused; the others are frozen
-ELSEWHERE = {"from_pretrained", "dense_generator", "projected", "headed", "sd", "vision"}
+ELSEWHERE = {"from_pretrained", "dense_generator", "projected", "headed", "sd", "vision", "unclip", "embedded"}
 
 
 def test_every_network_is_tried():

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from effuse.algorithms.fedavg import FedAvg, Update
 from effuse.algorithms.shared.drawing import DRAWING, Drawing, Drawn
-from effuse.algorithms.shared.guide import Basis
+from effuse.algorithms.shared.guide import Basis, Guide
 from effuse.algorithms.shared.guide_math import features_of
 from effuse.algorithms.shared.looking import Looking, kept, sent
 from effuse.algorithms.shared.shares import Share
@@ -132,6 +132,7 @@ class GuidedServer(Drawn):
 class FedRCLGuided(FedRCL, Looking, Drawing, name="fedrcl_guided"):
     """FedRCL beside a guide, as FedDifRC's Table 6 has it: with drawn images, held to the guide's features, or both."""
 
+    guide: Guide | None = None
     draws: Arch | None = None  # the class-conditional denoiser that the server draws images from; None: no images
     pull: NonNegativeFloat = 1.0  # the weight of ||z - H||^2, where there is a `guide`
 

@@ -1,6 +1,7 @@
 """Clients that lie in every field of every job of every algorithm: each is rejected by name, and the run goes on."""
 
 import dataclasses
+import functools
 import re
 import types
 
@@ -135,6 +136,7 @@ def test_parts_that_do_not_fit_together_are_a_refusal(error, monkeypatch):
         limit=None,
         _endpoint=types.SimpleNamespace(client=types.SimpleNamespace(PullMessages=lambda request: pulled)),
     )
+    channel._collected = functools.partial(superlink.SuperLink._collected, channel)
     ((ticket, packet),) = superlink.SuperLink.collect(channel, ["7"], 1.0)
     assert ticket == "7" and packet.kind == REFUSAL
     assert reason_of(packet).startswith(f"its upload cannot be read ({type(error).__name__}")
@@ -145,5 +147,6 @@ def test_a_lost_connection_is_no_refusal(monkeypatch):
         raise Lost("gone")
 
     channel = types.SimpleNamespace(_call=lost, _endpoint=None)
+    channel._collected = functools.partial(superlink.SuperLink._collected, channel)
     with pytest.raises(Lost):
         list(superlink.SuperLink.collect(channel, ["7"], 1.0))

@@ -1,6 +1,7 @@
 """Clients that look at their images through a frozen guide: what all share, is sent once, and is told (FedDifRC)."""
 
 import dataclasses
+from abc import abstractmethod
 from typing import Annotated, Any
 
 from pydantic import NonNegativeInt
@@ -11,7 +12,7 @@ from effuse.algorithms.shared.guide import Basis, Guide
 from effuse.algorithms.shared.guide_math import features_of
 from effuse.core.aggregate import by_weight
 from effuse.core.model import Arch
-from effuse.core.prelude import Client, Federation, Model, message, on_client, spec
+from effuse.core.prelude import Client, Federation, Model, Server, message, on_client, spec
 from effuse.core.visit import placed
 
 
@@ -27,8 +28,11 @@ class Moments:
 class Looking(FedAvg):
     """FedAvg whose clients hold features of a frozen guide."""
 
-    guide: Guide | None = None
+    guide: Guide | None
     t: NonNegativeInt = 150  # the time step of noisy images
+
+    @abstractmethod
+    def setup(self, model: Model, fed: Federation) -> Server: ...
 
     def basis(self, guide: Guide, arch: Arch, fed: Federation, entry: bool = False) -> Basis:
         """The basis that all clients share, from the moments that all of them tell where the guide asks for these.
