@@ -83,13 +83,13 @@ def test_the_public_page_leaves_single_clients_out(run):
     (run / "manifest.json").write_text(json.dumps(manifest))
     (run / "partition.json").write_text(json.dumps({"labels": [[9, 31], [10, 20], [0, 12]], "groups": [4, 5, 6]}))
     result = json.loads((run / "result.json").read_text())
-    result["metrics"]["kid_pixels"] |= {"clients": [0.125, 0.25, 0.625]}
+    result["metrics"]["kid_pixels"] |= {"clients": [0.1230987, 0.25, 0.6230987]}
     result["metrics"]["kid_pixels"]["protocol"] |= {"data": "folder('wards/anna')", "weights": "/home/anna/inception.pt"}
     (run / "result.json").write_text(json.dumps(result))
     own, public = page(Facts.of(run)), page(shareable(Facts.of(run)))
     entries = [entry for record in raw_of(own)["rounds"] for entry in record["clients"].values()]
     secrets = [repr(entry[key]) for entry in entries for key in ("seconds", "loss")]
-    secrets += ["anna", "0.125", "0.625", '>9</td><td class="s5">31<', "loss of clients", ">40<", "groups"]
+    secrets += ["anna", "0.1230987", "0.6230987", '>9</td><td class="s5">31<', "loss of clients", ">40<", "groups"]
     assert len(secrets) > 20
     for secret in secrets:
         assert secret in own and secret not in public, secret

@@ -28,9 +28,11 @@ PAGE = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 
 # a report may have scripts of its own, which can reach nothing: no network, and an origin of its own
 REPORT = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif;
+  background: light-dark(#fff, #14181c); color: light-dark(#1c2126, #e6eaee) }
 body { margin: 1.5rem auto; max-width: 72rem; padding: 0 1rem }
 main { overflow-x: auto }
+a { color: light-dark(#0b57d0, #8ab4f8) }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .4rem .8rem .4rem 0; border-bottom: 1px solid #8884; vertical-align: top }
 img { max-width: 7rem; image-rendering: pixelated; display: block }
