@@ -230,7 +230,11 @@ class SiteClient:
             self._due -= 1
             self.site.report(f"a reply is discarded, because its run is over ({summary(error)})")
             return True
-        except (httpx.HTTPError, ObjectPushError):
+        except ObjectPushError:  # over its limit; or the SuperLink was started anew, and the server asks again
+            self._due -= 1
+            self.site.report(f"a reply of {packet.size:,} bytes is discarded, because the server does not take it")
+            return True
+        except httpx.HTTPError:
             self._replies.put((message, packet))  # sent again after the reconnection
             raise
         self._due -= 1
