@@ -31,7 +31,8 @@ def started(line: str, folder: Path) -> subprocess.Popen:
 
 
 def sizeless(line: str) -> str:
-    return re.sub(r"[0-9,]+ bytes", "N bytes", line)
+    """A line without its time, which a site prints where nobody watches, and without sizes."""
+    return re.sub(r"[0-9,]+ bytes", "N bytes", re.sub(r"^\S+Z ", "", line))
 
 
 def output_of(process: subprocess.Popen, seconds: float = 120) -> str:
